@@ -1,0 +1,79 @@
+"""Where units are computed and where they are stored over tensor-parallel ranks (appendix B.1), as data.
+
+The algorithms that fill a :class:`Placement` are in :mod:`dasc.reference.placement`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+PlacementMode = Literal["off", "storage", "hybrid"]
+PLACEMENT_MODES: tuple[PlacementMode, ...] = ("off", "storage", "hybrid")
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """The offline assignment for one mask and one tensor-parallel degree.
+
+    Units of a rank are counted in its *local order*: layers ascending, then the rank's heads in compute order, then key
+    channels; retained units only. That is the order of the rank's ragged slot before any transfer.
+
+    Attributes:
+        mode: ``off`` (heads and storage as sharded), ``storage`` (balance the stored units), ``hybrid`` (permute head
+            bundles, then balance).
+        ranks: ``P``.
+        head_order: ``[L, HV]`` int64; ``head_order[l, i]`` is the model's value head computed at position ``i``. Rank
+            ``r`` computes positions ``[r * HV / P, (r + 1) * HV / P)``. The identity unless ``hybrid``.
+        local_units: ``n_r``, retained units each rank computes.
+        stored_units: ``t_r``, units each rank stores in a slot; equals ``local_units`` when ``off``.
+        moves: ``[M_remote, 4]`` int64 rows ``(source rank, local unit, destination rank, slot position)``, ordered by
+            source rank then local unit; ranks keep their first ``min(n_r, t_r)`` units at the same positions.
+        slot_units: units allocated per slot on *every* rank: ``ceil(N / P)`` when balanced, ``max(n_r)`` when ``off``.
+    """
+
+    mode: PlacementMode
+    ranks: int
+    head_order: Tensor
+    local_units: tuple[int, ...]
+    stored_units: tuple[int, ...]
+    moves: Tensor
+    slot_units: int
+
+    @property
+    def moved_units(self) -> int:
+        """``M_remote`` of appendix B.1 (units a checkpoint sends over the all-to-all)."""
+        return int(self.moves.shape[0])
+
+    @property
+    def bottleneck_units(self) -> int:
+        """Units stored by the fullest rank; it limits the capacity of all."""
+        return max(self.stored_units)
+
+    @property
+    def permutes_heads(self) -> bool:
+        identity = torch.arange(self.head_order.shape[1]).expand_as(self.head_order)
+        return not torch.equal(self.head_order, identity)
+
+    def rank_heads(self, rank: int) -> Tensor:
+        """``[L, HV / P]``, the model's value heads that ``rank`` computes, in compute order.
+
+        Raises:
+            ValueError: for a rank outside ``[0, P)``.
+        """
+        if not 0 <= rank < self.ranks:
+            raise ValueError(f"rank must be in [0, {self.ranks}), got {rank}")
+        heads = self.head_order.shape[1] // self.ranks
+        return self.head_order[:, rank * heads : (rank + 1) * heads]
+
+    def same_as(self, other: Placement) -> bool:
+        """Exact equality of every field (dataclass equality is undefined on tensors)."""
+        return (
+            (self.mode, self.ranks, self.local_units, self.stored_units, self.slot_units)
+            == (other.mode, other.ranks, other.local_units, other.stored_units, other.slot_units)
+            and torch.equal(self.head_order, other.head_order)
+            and torch.equal(self.moves, other.moves)
+        )
