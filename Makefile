@@ -1,0 +1,36 @@
+# `make run` and `make test` each work from a fresh clone with only Python (3.11 or newer) and make.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+OUT ?= build
+
+.PHONY: help venv run test lint bench clean
+
+help: ## say what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+venv: $(VENV)/.installed ## make the virtual environment and install everything development needs
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+run: venv ## plan a checkpoint of Kimi-Linear's shape: what would compressed checkpoints save?
+	$(BIN)/dasc example kimi-linear -o $(OUT)/kimi-linear
+	$(BIN)/dasc plan $(OUT)/kimi-linear --w-max 16,64,128,512 --tp 1,2,8 --budget 8GiB
+
+test: venv lint ## lint, type-check and run all tests
+	$(BIN)/python -m pytest -n auto
+
+lint: venv ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: venv ## run the benchmark suites
+	$(BIN)/python -m pytest benchmarks --benchmark-only
+
+clean: ## remove what the targets above made
+	rm -rf $(VENV) $(OUT) .pytest_cache .hypothesis .mypy_cache .ruff_cache

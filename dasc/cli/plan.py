@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dasc.cli.options import ByteSize, IntList, format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dasc.models import Checkpoint
+    from dasc.planner import ModelSummary, RankSummary
+
+
+@click.command()
+@click.argument("model")
+@click.option("--w-max", type=IntList(4), default="16,64,128,512", show_default=True, help="Cutoffs in tokens.")
+@click.option("--a-s", "gate_input", type=float, help="Representative gate input; the family's own by default.")
+@click.option("--epsilon", type=float, default=1e-3, show_default=True, help="Decay that counts as forgotten.")
+@click.option("--tp", "ranks", type=IntList(), default="1,2,4,8", show_default=True, help="Tensor-parallel degrees.")
+@click.option(
+    "--budget", type=ByteSize(), default="8GiB", show_default=True, help="State memory of one rank's checkpoint pool."
+)
+@click.option("--layout", type=click.Choice(["ragged", "padded"]), default="ragged", show_default=True)
+@click.option("--int8", is_flag=True, help="Store the kept units as INT8.")
+@click.option(
+    "--placement",
+    type=click.Choice(["off", "storage", "hybrid"]),
+    default="off",
+    show_default=True,
+    help="Placement that -o writes; the table compares all three.",
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the plan to this file (one --w-max).")
+@click.option("--revision", help="Branch, tag or commit on the Hub.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+def plan(
+    model: str,
+    w_max: tuple[int, ...],
+    gate_input: float | None,
+    epsilon: float,
+    ranks: tuple[int, ...],
+    budget: int,
+    layout: str,
+    int8: bool,
+    placement: str,
+    output: Path | None,
+    revision: str | None,
+    as_json: bool,
+) -> None:
+    """Say what compressed state checkpoints of MODEL would save.
+
+    MODEL is a folder with config.json and safetensors, or a Hub id such as moonshotai/Kimi-Linear-48B-A3B-Instruct. Only
+    the decay parameters are read, a few hundred kilobytes at most.
+    """
+    if output is not None and len(w_max) != 1:
+        raise click.UsageError(f"-o writes one plan and needs one --w-max, got {','.join(map(str, w_max))}")
+    from dasc.geometry import DtypePolicy
+    from dasc.planner import build_plan, summarise
+
+    checkpoint = read_with_progress(model, revision)
+    ranks = _shareable(checkpoint, ranks)
+    settings: dict[str, Any] = {
+        "gate_input": gate_input,
+        "epsilon": epsilon,
+        "ranks": ranks,
+        "layout": layout,
+        "dtypes": DtypePolicy(int8=int8),
+    }
+    summary = summarise(checkpoint, w_max, budget_bytes=budget, **settings)
+    if output is not None:
+        build_plan(checkpoint, w_max[0], mode=placement, **settings).save(output)  # type: ignore[arg-type]
+    if as_json:
+        click.echo(json.dumps(as_dict(summary), indent=2))
+        return
+    from rich.console import Console
+
+    # a pipe has no width; the tables need about this much
+    console = Console(highlight=False, width=None if click.get_text_stream("stdout").isatty() else 118)
+    print_summary(summary, console)
+    if output is not None:
+        console.print(f"plan written to {output}", soft_wrap=True)
+
+
+def read_with_progress(model: str, revision: str | None) -> Checkpoint:
+    """Read MODEL's decay parameters, with a progress bar on standard error while it takes time."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from dasc.models import read_checkpoint
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        tasks: dict[str, Any] = {}
+
+        def progress(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total)
+            bar.update(tasks[what], completed=done, total=total)
+
+        return read_checkpoint(model, revision=revision, progress=progress)
+
+
+def _shareable(checkpoint: Checkpoint, ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """Drop default degrees that the heads do not divide by; a degree that was asked for stays and fails clearly."""
+    source = click.get_current_context().get_parameter_source("ranks")
+    if source is click.core.ParameterSource.DEFAULT:
+        return tuple(p for p in ranks if checkpoint.geometry.num_key_heads % p == 0)
+    return ranks
+
+
+def as_dict(summary: ModelSummary) -> dict[str, Any]:
+    """The summary as plain JSON values."""
+    from dataclasses import asdict
+
+    from dasc.geometry import dtype_name
+
+    checkpoint = summary.checkpoint
+    geometry = checkpoint.geometry
+    return {
+        "model": checkpoint.source,
+        "family": checkpoint.family.name,
+        "quantization": checkpoint.quantization,
+        "fingerprint": checkpoint.gate.fingerprint(),
+        "geometry": asdict(geometry),
+        "gate": checkpoint.gate.gate,
+        "gate_lower_bound": checkpoint.gate.lower_bound,
+        "gate_input": summary.gate_input,
+        "gate_input_calibrated": checkpoint.family.calibrated,
+        "epsilon": summary.epsilon,
+        "layout": summary.layout,
+        "temporal_dtype": dtype_name(summary.dtypes.temporal),
+        "stored_dtype": dtype_name(summary.dtypes.stored_temporal),
+        "conv_dtype": dtype_name(summary.dtypes.conv),
+        "budget_bytes_per_rank": summary.budget_bytes,
+        "dense_bytes": summary.dense_bytes,
+        "dense_slots": {str(p): slots for p, slots in summary.dense_slots.items()},
+        "windows": [asdict(window) for window in summary.windows],
+        "reading": asdict(checkpoint.reading),
+    }
+
+
+def print_summary(summary: ModelSummary, console: Console) -> None:
+    """The two tables: the whole model by ``W_max``, then each tensor-parallel degree."""
+    from rich.table import Table
+
+    checkpoint = summary.checkpoint
+    geometry = checkpoint.geometry
+    dense = format_bytes(summary.dense_bytes)
+    unit = "heads" if geometry.kind == "gdn" else "key channels"
+    console.print(f"[bold]{checkpoint.source}[/bold]  {checkpoint.family.name}", soft_wrap=True)
+    console.print(
+        f"{geometry.num_layers} {geometry.kind.upper()} layers of {geometry.num_blocks} blocks, "
+        f"{geometry.num_value_heads} value and {geometry.num_key_heads} key heads of "
+        f"{geometry.head_v_dim} x {geometry.head_k_dim}; {geometry.num_units:,} units ({unit})"
+    )
+    note = "" if checkpoint.family.calibrated else " (not calibrated for this family; a lower value keeps more)"
+    console.print(
+        f"{checkpoint.gate.gate} gate, a_s = {summary.gate_input:g}{note}, epsilon = {summary.epsilon:g}; "
+        f"a dense checkpoint takes {dense}"
+    )
+    table = Table(title=f"Kept by W_max ({summary.layout}{', INT8' if summary.dtypes.int8 else ''})", title_justify="left")
+    headers = ["W_max", "units kept", "share", "layers", "C_temp padded", "C_temp ragged", "C_ckpt", "checkpoint"]
+    if geometry.kind == "kda":
+        headers.insert(3, "mixed pairs")
+    for header in headers:
+        table.add_column(header, justify="right")
+    for window in summary.windows:
+        low, high = window.layer_fraction
+        cells = [
+            str(window.w_max),
+            f"{window.units_kept:,}",
+            f"{window.units_kept / window.units:.1%}",
+            f"{low:.3f}-{high:.3f}",
+            f"{window.c_temp_padded:.3f}",
+            f"{window.c_temp_ragged:.3f}",
+            f"{window.c_ckpt:.3f}",
+            format_bytes(window.checkpoint_bytes),
+        ]
+        if window.mixed_pairs is not None:
+            cells.insert(3, f"{window.mixed_pairs / window.pairs:.1%}")
+        table.add_row(*cells)
+    console.print(table)
+    _print_ranks(summary, console)
+
+
+def _print_ranks(summary: ModelSummary, console: Console) -> None:
+    from rich.table import Table
+
+    table = Table(
+        title=f"Checkpoints in {format_bytes(summary.budget_bytes)} a rank, by the fullest rank: slots (compression)",
+        title_justify="left",
+    )
+    for header in ("W_max", "TP", "dense", "off", "storage", "hybrid", "units moved"):
+        table.add_column(header, justify="right")
+    reasons = set()
+    for window in summary.windows:
+        by_degree: dict[int, dict[str, RankSummary]] = {}
+        for entry in window.ranks:
+            by_degree.setdefault(entry.ranks, {})[entry.mode] = entry
+            if entry.unavailable is not None:
+                reasons.add(f"{entry.mode}: {entry.unavailable}")
+        for p, modes in by_degree.items():
+            cells = [
+                f"{e.slots:,} ({e.compression:.3f})" if e.unavailable is None else "n/a"
+                for e in (modes[m] for m in ("off", "storage", "hybrid"))
+            ]
+            moved = [modes[m] for m in ("storage", "hybrid") if modes[m].unavailable is None]
+            table.add_row(
+                str(window.w_max),
+                str(p),
+                f"{summary.dense_slots[p]:,}",
+                *cells,
+                " / ".join(f"{e.moved_units:,}" for e in moved) or "n/a",
+                end_section=p == list(by_degree)[-1],
+            )
+    console.print(table)
+    for reason in sorted(reasons):
+        console.print(f"n/a {reason}")
+    read = summary.checkpoint.reading
+    console.print(f"read {format_bytes(read.total_bytes)} from {read.files} files in {read.seconds:.2f} s")

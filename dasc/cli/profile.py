@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from dasc.cli.options import IntList
+
+
+@click.command()
+@click.argument("model")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder for figures and numbers.")
+@click.option("--w-max", type=int, help="Cutoff of the maps in tokens; 16, or 64 for Kimi-K3, by default.")
+@click.option("--w-grid", type=IntList(4), default="16,64,128,512", show_default=True, help="Cutoffs of the summary.")
+@click.option("--a-s", "gate_input", type=float, help="Representative gate input; the family's own by default.")
+@click.option("--epsilon", type=float, default=1e-3, show_default=True, help="Decay that counts as forgotten.")
+@click.option("--revision", help="Branch, tag or commit on the Hub.")
+def profile(
+    model: str,
+    output: Path,
+    w_max: int | None,
+    w_grid: tuple[int, ...],
+    gate_input: float | None,
+    epsilon: float,
+    revision: str | None,
+) -> None:
+    """Draw how MODEL forgets: one-step decays, horizons by head, retained fractions, one layer's channels.
+
+    Writes PNG and SVG figures and the numbers behind them as profile.json.
+    """
+    from dasc.cli.plan import read_with_progress
+    from dasc.eval.figures import draw_profile
+    from dasc.eval.profile import profile_model
+
+    result = profile_model(
+        read_with_progress(model, revision), w_max=w_max, w_grid=w_grid, gate_input=gate_input, epsilon=epsilon
+    )
+    output.mkdir(parents=True, exist_ok=True)
+    written = draw_profile(result, output)
+    numbers = output / "profile.json"
+    numbers.write_text(json.dumps(result.as_dict(), indent=2) + "\n")
+    for path in (*written, numbers):
+        click.echo(str(path))
