@@ -1,6 +1,6 @@
 """``python -m dasc`` is the ``dasc`` command."""
 
-from dasc.cli import main
+from dasc.cli.main import main
 
 if __name__ == "__main__":
     main()

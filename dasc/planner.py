@@ -189,9 +189,7 @@ def summarise(
         budget_bytes=budget_bytes,
         dense_bytes=geometry.dense_bytes(dtypes),
         dense_slots={p: usable_slots(budget_bytes, [geometry.shard(p).dense_bytes(dtypes)]) for p in ranks},
-        windows=tuple(
-            _summarise_window(checkpoint, horizons, w, ranks, budget_bytes, layout, dtypes) for w in w_max
-        ),
+        windows=tuple(_summarise_window(checkpoint, horizons, w, ranks, budget_bytes, layout, dtypes) for w in w_max),
     )
 
 

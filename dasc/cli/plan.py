@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dasc.cli.options import ByteSize, IntList, format_bytes
+from dasc.cli.reading import read_with_progress
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -84,31 +85,6 @@ def plan(
         console.print(f"plan written to {output}", soft_wrap=True)
 
 
-def read_with_progress(model: str, revision: str | None) -> Checkpoint:
-    """Read MODEL's decay parameters, with a progress bar on standard error while it takes time."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    from dasc.models import read_checkpoint
-
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with bar:
-        tasks: dict[str, Any] = {}
-
-        def progress(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total)
-            bar.update(tasks[what], completed=done, total=total)
-
-        return read_checkpoint(model, revision=revision, progress=progress)
-
-
 def _shareable(checkpoint: Checkpoint, ranks: tuple[int, ...]) -> tuple[int, ...]:
     """Drop default degrees that the heads do not divide by; a degree that was asked for stays and fails clearly."""
     source = click.get_current_context().get_parameter_source("ranks")
@@ -167,7 +143,9 @@ def print_summary(summary: ModelSummary, console: Console) -> None:
         f"{checkpoint.gate.gate} gate, a_s = {summary.gate_input:g}{note}, epsilon = {summary.epsilon:g}; "
         f"a dense checkpoint takes {dense}"
     )
-    table = Table(title=f"Kept by W_max ({summary.layout}{', INT8' if summary.dtypes.int8 else ''})", title_justify="left")
+    table = Table(
+        title=f"Kept by W_max ({summary.layout}{', INT8' if summary.dtypes.int8 else ''})", title_justify="left"
+    )
     headers = ["W_max", "units kept", "share", "layers", "C_temp padded", "C_temp ragged", "C_ckpt", "checkpoint"]
     if geometry.kind == "kda":
         headers.insert(3, "mixed pairs")

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from dasc.cli.options import IntList
+from dasc.cli.reading import read_with_progress
 
 
 @click.command()
@@ -29,7 +30,6 @@ def profile(
 
     Writes PNG and SVG figures and the numbers behind them as profile.json.
     """
-    from dasc.cli.plan import read_with_progress
     from dasc.eval.figures import draw_profile
     from dasc.eval.profile import profile_model
 
