@@ -6,6 +6,7 @@ the decay.
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -52,10 +53,25 @@ def check_cu_seqlens(cu_seqlens: Tensor, tokens: int) -> list[int]:
             f"cu_seqlens must be a 1-D int32 or int64 tensor, got {cu_seqlens.dtype} {list(cu_seqlens.shape)}"
         )
     bounds: list[int] = cu_seqlens.tolist()
-    if bounds[0] != 0 or bounds[-1] != tokens or any(a > b for a, b in zip(bounds, bounds[1:], strict=False)):
+    if bounds[0] != 0 or bounds[-1] != tokens or any(a > b for a, b in itertools.pairwise(bounds)):
         shown = bounds if len(bounds) <= 16 else [*bounds[:8], "...", *bounds[-8:]]
         raise ValueError(f"cu_seqlens must rise from 0 to T = {tokens} without decreasing, got {shown}")
     return bounds
+
+
+def sequence_spans(batch: int, tokens: int, cu_seqlens: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where each sequence lies when the batch is flattened to ``[B * T, ...]`` rows.
+
+    Returns:
+        First row and length of each of the ``N`` sequences, both ``[N]`` int64 on ``device``.
+
+    Raises:
+        ValueError: as :func:`check_cu_seqlens`.
+    """
+    if cu_seqlens is None:
+        return torch.arange(batch, device=device) * tokens, torch.full((batch,), tokens, device=device)
+    bounds = torch.tensor(check_cu_seqlens(cu_seqlens, tokens), device=device)
+    return bounds[:-1], bounds.diff()
 
 
 def check_delta_rule(
@@ -92,6 +108,8 @@ def check_delta_rule(
     B, T, H, K = q.shape
     HV, V = v.shape[2:]
     _expect("k", k, (B, T, H, K), "[B, T, H, K]")
+    if K < 1 or V < 1:
+        raise ValueError(f"head dimensions must be positive, got K = {K} and V = {V}")
     if H < 1 or HV < 1 or HV % H:
         raise ValueError(f"value heads must be a positive multiple of key heads, got HV = {HV} and H = {H}")
     _expect("v", v, (B, T, HV, V), "[B, T, HV, V]")

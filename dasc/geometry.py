@@ -38,7 +38,7 @@ class DtypePolicy:
 
     @property
     def stored_temporal(self) -> torch.dtype:
-        """dtype of one stored temporal element."""
+        """Dtype of one stored temporal element."""
         return torch.int8 if self.int8 else self.temporal
 
 
@@ -46,8 +46,8 @@ class DtypePolicy:
 class StateGeometry:
     """The recurrent state of one model, or of one tensor-parallel rank of it (see :meth:`shard`).
 
-    A *unit* is what selection keeps or drops: a value head for GDN, a key channel ``(head, k)`` for KDA. Units of a layer
-    are numbered head-major, ``u = h`` or ``u = h * K + k``.
+    A *unit* is what selection keeps or drops: a value head for GDN, a key channel ``(head, k)`` for KDA. Units of a
+    layer are numbered head-major, ``u = h`` or ``u = h * K + k``.
 
     Attributes:
         family: registry name of the model family, e.g. ``"kimi_linear"``.
@@ -148,16 +148,16 @@ class StateGeometry:
         """``[L, channels, conv_width - 1]``, the convolution state of one checkpoint."""
         return (self.num_layers, self.conv_channels, self.conv_width - 1)
 
-    def temporal_bytes(self, dtypes: DtypePolicy = DtypePolicy()) -> int:  # noqa: B008 - frozen
+    def temporal_bytes(self, dtypes: DtypePolicy = DtypePolicy()) -> int:
         """Bytes of the dense temporal state (``B_temp`` of eq. 6), never quantised."""
         return self.num_units * self.unit_elements * dtypes.temporal.itemsize
 
-    def conv_bytes(self, dtypes: DtypePolicy = DtypePolicy()) -> int:  # noqa: B008 - frozen
+    def conv_bytes(self, dtypes: DtypePolicy = DtypePolicy()) -> int:
         """Bytes of the convolution rows (``B_conv`` of eq. 6)."""
         layers, channels, rows = self.conv_shape
         return layers * channels * rows * dtypes.conv.itemsize
 
-    def dense_bytes(self, dtypes: DtypePolicy = DtypePolicy()) -> int:  # noqa: B008 - frozen
+    def dense_bytes(self, dtypes: DtypePolicy = DtypePolicy()) -> int:
         """Bytes of a dense checkpoint: temporal and convolution."""
         return self.temporal_bytes(dtypes) + self.conv_bytes(dtypes)
 

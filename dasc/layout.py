@@ -169,7 +169,8 @@ def shard_mask(geometry: StateGeometry, mask: Tensor, ranks: int, head_order: Te
     """Cut a model's mask into the ranks' masks ``[L, units_per_layer / P]``.
 
     Args:
-        head_order: ``[L, HV]`` compute order of the heads (:class:`~dasc.placement.Placement`); as they are when ``None``.
+        head_order: ``[L, HV]`` compute order of the heads (:class:`~dasc.placement.Placement`); the model's own when
+            ``None``.
 
     Raises:
         ValueError: for a mask of another shape, or heads that the ranks cannot share equally.
@@ -197,8 +198,8 @@ def rank_layouts(
         placement: head order and stored widths; ``None`` means mode ``off``.
 
     Raises:
-        ValueError: for an unknown kind, a placement for another number of ranks, or a balanced placement with the padded
-            layout (storage balancing moves packed units, appendix B.1).
+        ValueError: for an unknown kind, a placement for another number of ranks, or a balanced placement with the
+            padded layout (storage balancing moves packed units, appendix B.1).
     """
     if kind not in ("ragged", "padded"):
         raise ValueError(f"layout must be 'ragged' or 'padded', got {kind!r}")

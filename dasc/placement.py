@@ -1,10 +1,12 @@
 """Where units are computed and where they are stored over tensor-parallel ranks (appendix B.1), as data.
 
-The algorithms that fill a :class:`Placement` are in :mod:`dasc.reference.placement`.
+The algorithms that fill a :class:`Placement` are in :mod:`dasc.reference.placement`, but for the storage map: it follows
+from the ranks' unit counts alone, so that a plan can check it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -77,3 +79,34 @@ class Placement:
             and torch.equal(self.head_order, other.head_order)
             and torch.equal(self.moves, other.moves)
         )
+
+
+def balance_storage(local_units: Sequence[int], ranks: int) -> tuple[tuple[int, ...], Tensor]:
+    """Even out what ranks store (B.1 (b)): each excess unit moves once, and no fewer can move.
+
+    Args:
+        local_units: ``n_r``, units each rank computes.
+        ranks: ``P``.
+
+    Returns:
+        ``t_r``, the units each rank stores, and the moves, int64 ``[M_remote, 4]`` rows ``(source rank, local unit,
+        destination rank, slot position)`` ordered by source rank then local unit.
+
+    Raises:
+        ValueError: unless there is one count, not negative, for each rank.
+    """
+    if ranks < 1 or len(local_units) != ranks or min(local_units) < 0:
+        raise ValueError(f"local_units must be {ranks} counts that are not negative, got {list(local_units)}")
+    share, more = divmod(sum(local_units), ranks)
+    targets = [share] * ranks
+    for r in sorted(range(ranks), key=lambda r: (-local_units[r], r))[:more]:
+        targets[r] += 1
+    excess = torch.cat([_rank_units(r, targets[r], local_units[r]) for r in range(ranks)])
+    deficit = torch.cat([_rank_units(r, local_units[r], targets[r]) for r in range(ranks)])
+    return tuple(targets), torch.cat([excess, deficit], dim=1)
+
+
+def _rank_units(rank: int, start: int, stop: int) -> Tensor:
+    """Rows ``(rank, i)`` for ``start <= i < stop``; none when ``stop <= start``."""
+    units = torch.arange(start, max(start, stop))
+    return torch.stack([torch.full_like(units, rank), units], dim=1)

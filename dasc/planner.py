@@ -66,8 +66,8 @@ class WindowSummary:
     Attributes:
         w_max: tokens.
         units_kept: retained units, of ``units``.
-        mixed_pairs: layer-head pairs that hold both kept and omitted channels, of ``pairs``; ``None`` for GDN, whose unit
-            is the head.
+        mixed_pairs: layer-head pairs that hold both kept and omitted channels, of ``pairs``; ``None`` for GDN, whose
+            unit is the head.
         layer_fraction: least and largest retained fraction of a layer.
         c_temp_ragged: eq. 6, temporal payload only.
         c_temp_padded: the same for the padded layout.

@@ -14,8 +14,9 @@ MODELS = ("kimi-linear", "qwen3-next", "kimi-k3")
 def example(model: str, output: Path, seed: int) -> None:
     """Write a checkpoint of MODEL's shape and format with made-up decay parameters.
 
-    Only what `dasc plan` reads is in it. The decays of kimi-linear are made so that W_max = 16 keeps as many key channels
-    in each layer as its authors published; the others only resemble the published spread. It is no model to run.
+    Only what `dasc plan` reads is in it. The decays of kimi-linear are made so that W_max = 16 keeps as many key
+    channels in each layer as its authors published; the others only resemble the published spread. It is no model to
+    run.
     """
     from dasc.models.synthetic import GEOMETRIES, example_gate, published_kimi_linear, write_checkpoint
 

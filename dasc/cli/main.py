@@ -1,4 +1,7 @@
-"""The ``dasc`` command. Each subcommand parses, calls the library and prints; what needs torch is imported when it runs."""
+"""The ``dasc`` command.
+
+Each subcommand parses, calls the library and prints; what needs torch is imported when it runs.
+"""
 
 from __future__ import annotations
 

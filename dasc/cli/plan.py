@@ -53,8 +53,8 @@ def plan(
 ) -> None:
     """Say what compressed state checkpoints of MODEL would save.
 
-    MODEL is a folder with config.json and safetensors, or a Hub id such as moonshotai/Kimi-Linear-48B-A3B-Instruct. Only
-    the decay parameters are read, a few hundred kilobytes at most.
+    MODEL is a folder with config.json and safetensors, or a Hub id such as moonshotai/Kimi-Linear-48B-A3B-Instruct.
+    Only the decay parameters are read, a few megabytes at most.
     """
     if output is not None and len(w_max) != 1:
         raise click.UsageError(f"-o writes one plan and needs one --w-max, got {','.join(map(str, w_max))}")

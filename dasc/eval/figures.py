@@ -147,6 +147,7 @@ def _channels(profile: ModelProfile) -> Figure:
     geometry = profile.geometry
     block = geometry.recurrent_layers[profile.median_layer]
     horizons = profile.horizons[profile.median_layer].reshape(geometry.num_value_heads, geometry.head_k_dim).numpy()
+    kept = float(profile.fractions[profile.median_layer].mean())
     figure, axes = _new(7.6, max(3.2, 0.06 * geometry.num_value_heads + 2.0))
     image = axes.imshow(
         _plottable(horizons), aspect="auto", norm=_horizon_norm(horizons), cmap="viridis", interpolation="nearest"
@@ -154,7 +155,7 @@ def _channels(profile: ModelProfile) -> Figure:
     axes.set(
         xlabel="key channel",
         ylabel="value head",
-        title=f"{_name(profile)}, block {block}: channel horizons ({float(profile.fractions[profile.median_layer].mean()):.3f} kept)",
+        title=f"{_name(profile)}, block {block}: channel horizons ({kept:.3f} kept)",
     )
     figure.colorbar(image, ax=axes, label="horizon (tokens)", fraction=0.05, pad=0.02)
     return figure

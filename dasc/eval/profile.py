@@ -42,8 +42,8 @@ class ModelProfile:
         alpha: ``[L, U]`` one-step decay ``exp(g_s)``.
         horizons: ``[L, U]`` static horizons in tokens.
         fractions: ``[L, HV]`` retained-channel fractions at ``w_max``.
-        median_layer: index (of ``L``) of the layer whose mean retained fraction is nearest to the median over layers; the
-            first of equals.
+        median_layer: index (of ``L``) of the layer whose mean retained fraction is nearest to the median over layers;
+            the first of equals.
     """
 
     source: str
