@@ -1,0 +1,106 @@
+"""The oracle: the whole method in plain PyTorch, FP64-capable, with loops where loops are clearest.
+
+:mod:`dasc.fast` offers the same names with the same signatures.
+"""
+
+from dasc.reference.chunk import chunk_gdn, chunk_kda
+from dasc.reference.conv import ConvOutput, causal_conv1d
+from dasc.reference.gates import beta_gate, safe_gate, softplus_gate
+from dasc.reference.horizons import (
+    LayerFractions,
+    PairCounts,
+    empirical_horizons,
+    layer_fractions,
+    mixed_pairs,
+    one_step_decay,
+    retained_fractions,
+    state_magnitude,
+    static_gate,
+    static_horizons,
+)
+from dasc.reference.int8 import Quantized, dequantize, quantize
+from dasc.reference.packing import DenseState, PackedState, pack, unpack
+from dasc.reference.placement import (
+    assign_bundles,
+    assign_bundles_literal,
+    balance_storage,
+    bundle_costs,
+    head_order,
+    inverse_order,
+    key_head_order,
+    permute_heads,
+    place,
+)
+from dasc.reference.recurrent import recurrent_gdn, recurrent_kda
+from dasc.reference.refresh import (
+    AttentionLayer,
+    RecurrentLayer,
+    RecurrentState,
+    next_pow2,
+    replay_window,
+    suffix_refresh,
+    unit_windows,
+)
+from dasc.reference.selection import RANDOM_MASK_SEEDS, random_mask, select_units
+from dasc.reference.statistics import (
+    Calibration,
+    MedianIQR,
+    calibrate_gate_input,
+    median_iqr,
+    spearman,
+    within_layer_spearman,
+)
+
+__all__ = [
+    "RANDOM_MASK_SEEDS",
+    "AttentionLayer",
+    "Calibration",
+    "ConvOutput",
+    "DenseState",
+    "LayerFractions",
+    "MedianIQR",
+    "PackedState",
+    "PairCounts",
+    "Quantized",
+    "RecurrentLayer",
+    "RecurrentState",
+    "assign_bundles",
+    "assign_bundles_literal",
+    "balance_storage",
+    "beta_gate",
+    "bundle_costs",
+    "calibrate_gate_input",
+    "causal_conv1d",
+    "chunk_gdn",
+    "chunk_kda",
+    "dequantize",
+    "empirical_horizons",
+    "head_order",
+    "inverse_order",
+    "key_head_order",
+    "layer_fractions",
+    "median_iqr",
+    "mixed_pairs",
+    "next_pow2",
+    "one_step_decay",
+    "pack",
+    "permute_heads",
+    "place",
+    "quantize",
+    "random_mask",
+    "recurrent_gdn",
+    "recurrent_kda",
+    "replay_window",
+    "retained_fractions",
+    "safe_gate",
+    "select_units",
+    "softplus_gate",
+    "spearman",
+    "state_magnitude",
+    "static_gate",
+    "static_horizons",
+    "suffix_refresh",
+    "unit_windows",
+    "unpack",
+    "within_layer_spearman",
+]

@@ -1,0 +1,184 @@
+"""The commands as a user meets them: a checkpoint in the real format in, tables, JSON, files and clear errors out."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dasc.cli.main import app
+from dasc.cli.options import ByteSize, format_bytes
+from dasc.models import CheckpointError, read_checkpoint
+from dasc.plan import SelectionPlan
+
+
+def run(*args: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in args])
+
+
+def dasc(*args: str | Path, **kwargs) -> subprocess.CompletedProcess[str]:
+    """The command as its own process: exit status and standard error as a shell sees them."""
+    command = [sys.executable, "-m", "dasc", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def kimi(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "kimi-linear"
+    assert run("example", "kimi-linear", "-o", folder).exit_code == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "qwen3-next"
+    assert run("example", "qwen3-next", "-o", folder).exit_code == 0
+    return folder
+
+
+def plan_json(*args: str | Path) -> dict:
+    result = run("plan", *args, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_plan_reproduces_the_published_kimi_linear_figures(kimi: Path):
+    report = plan_json(kimi, "--w-max", "16", "--tp", "1,2")
+    (window,) = report["windows"]
+    assert (window["units_kept"], window["units"]) == (29_389, 81_920)
+    assert round(window["c_temp_ragged"], 3) == 2.787
+    assert round(window["c_temp_padded"], 3) == 1.791
+    assert round(window["c_ckpt"], 3) == 2.628
+    assert [round(x, 3) for x in window["layer_fraction"]] == [0.179, 0.558]
+    ranks = {(r["ranks"], r["mode"]): r for r in window["ranks"]}
+    assert round(ranks[2, "off"]["compression"], 3) == 2.613
+    assert round(ranks[2, "storage"]["compression"], 3) == 2.628
+    assert ranks[2, "storage"]["moved_units"] == 92
+    assert ranks[2, "off"]["slot_bytes"] == 7_570_944 + 737_280
+    assert report["dense_bytes"] == 43_417_600
+
+
+def test_plan_int8_reproduces_the_published_ratio(kimi: Path):
+    assert round(plan_json(kimi, "--w-max", "16", "--tp", "1", "--int8")["windows"][0]["c_ckpt"], 2) == 8.11
+
+
+def test_plan_prints_every_row_of_the_table(kimi: Path):
+    result = run("plan", kimi, "--tp", "1,2")
+    assert result.exit_code == 0, result.output
+    for expected in ("29,389", "35.9%", "2.787", "1.791", "2.628", "20 KDA layers of 27 blocks", "41.41 MiB", "92"):
+        assert expected in result.output
+
+
+def test_plan_of_a_gdn_model_has_no_mixed_pairs(qwen: Path):
+    report = plan_json(qwen)
+    assert all(window["mixed_pairs"] is None for window in report["windows"])
+    assert report["geometry"]["num_key_heads"] == 16
+    kept = [window["units_kept"] for window in report["windows"]]
+    assert kept == sorted(kept, reverse=True)
+
+
+def test_a_larger_budget_holds_more_and_a_larger_gate_input_keeps_less(kimi: Path):
+    small, large = (plan_json(kimi, "--w-max", "16", "--tp", "1", "--budget", b) for b in ("1GiB", "2GiB"))
+    assert large["windows"][0]["ranks"][0]["slots"] > small["windows"][0]["ranks"][0]["slots"]
+    bold = plan_json(kimi, "--w-max", "16", "--tp", "1", "--a-s", "0.5")
+    assert bold["windows"][0]["units_kept"] < small["windows"][0]["units_kept"]
+
+
+def test_a_written_plan_loads_and_shows_what_was_planned(kimi: Path, tmp_path: Path):
+    file = tmp_path / "kimi.plan"
+    args = ("plan", kimi, "--w-max", "16", "--tp", "1,2", "--placement", "storage", "-o", file)
+    assert run(*args).exit_code == 0
+    plan = SelectionPlan.load(file)
+    assert int(plan.mask.sum()) == 29_389
+    assert plan.placements[2].moved_units == 92
+    shown = json.loads(run("show", file, "--json").stdout)
+    assert (shown["units_kept"], shown["w_max"], shown["c_ckpt"]) == (29_389, 16, 2.6282)
+    text = run("show", file)
+    assert text.exit_code == 0
+    assert "TP 2: storage" in text.output
+    plan.check_weights(read_checkpoint(kimi).gate.fingerprint())
+
+
+def test_profile_writes_figures_and_numbers(kimi: Path, qwen: Path, tmp_path: Path):
+    for model, names in ((kimi, {"decay", "layers", "retained", "channels"}), (qwen, {"decay", "layers", "horizons"})):
+        folder = tmp_path / model.name
+        assert run("profile", model, "-o", folder).exit_code == 0
+        assert {p.stem for p in folder.glob("*.png")} == names
+        assert {p.stem for p in folder.glob("*.svg")} == names
+        assert all(p.read_bytes().startswith(b"\x89PNG") for p in folder.glob("*.png"))
+        numbers = json.loads((folder / "profile.json").read_text())
+        assert numbers["cutoffs"][0]["w_max"] == 16
+    kimi_numbers = json.loads((tmp_path / "kimi-linear" / "profile.json").read_text())
+    assert kimi_numbers["cutoffs"][0]["retained"] == 29_389
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["plan", "no/such/folder"], "no/such/folder"),
+        (["plan", "MODEL", "--w-max", "2"], "at least 4"),
+        (["plan", "MODEL", "--w-max", "16,x"], "whole numbers"),
+        (["plan", "MODEL", "--tp", "3"], "cannot be shared equally by 3 ranks"),
+        (["plan", "MODEL", "--budget", "lots"], "expected a size"),
+        (["plan", "MODEL", "--epsilon", "2"], "epsilon"),
+        (["plan", "MODEL", "--a-s", "nan"], "gate_input"),
+        (["plan", "MODEL", "-o", "x.plan"], "one --w-max"),
+        (["plan", "MODEL", "--w-max", "16", "-o", "no/such/folder/x.plan"], "no/such/folder"),
+        (["show", "MODEL/config.json"], "config.json"),
+        (["show", "missing.plan"], "missing.plan"),
+        (["example", "kimi-linear", "-o", "MODEL/.."], "not empty"),
+    ],
+)
+def test_wrong_input_ends_with_status_2_and_one_line(kimi: Path, tmp_path: Path, args: list[str], message: str):
+    result = dasc(*(a.replace("MODEL", str(kimi)) for a in args), cwd=tmp_path, env={"HF_HUB_OFFLINE": "1"})
+    assert result.returncode == 2, result.stderr
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert len([line for line in result.stderr.splitlines() if line.startswith(("dasc:", "Error:"))]) == 1
+
+
+def test_a_failed_plan_leaves_no_file(kimi: Path, tmp_path: Path):
+    before = set(tmp_path.iterdir())
+    args = ("plan", kimi, "--w-max", "16", "--tp", "2", "--layout", "padded", "--placement", "storage")
+    result = dasc(*args, "-o", tmp_path / "x.plan")
+    assert result.returncode == 2
+    assert "ragged" in result.stderr
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_a_reader_that_goes_away_is_no_error(kimi: Path):
+    shell = f"{sys.executable} -m dasc plan {kimi} --json | head -c 1 > /dev/null; exit ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_help_comes_quickly_and_names_the_commands():
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        result = dasc("--help")
+        times.append(time.perf_counter() - start)
+    assert result.returncode == 0
+    for command in ("plan", "profile", "show", "example"):
+        assert command in result.stdout
+    assert min(times) < 1.0, times
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("8GiB", 8 << 30), ("1.5 MiB", 3 << 19), ("500MB", 500_000_000), ("77", 77), ("2kib", 2048)]
+)
+def test_sizes_are_read_as_written(text: str, size: int):
+    assert ByteSize().convert(text, None, None) == size
+
+
+@pytest.mark.parametrize(("size", "text"), [(7, "7 B"), (75_497_472, "72.00 MiB"), (8 << 30, "8.00 GiB"), (1 << 41, "2.00 TiB")])
+def test_sizes_are_written_with_their_unit(size: int, text: str):
+    assert format_bytes(size) == text
+
+
+def test_errors_of_the_readers_are_value_errors():
+    assert issubclass(CheckpointError, ValueError)
