@@ -1,0 +1,155 @@
+"""From a model's files to its geometry and decay parameters, reading nothing else than these."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from dasc.geometry import StateGeometry
+from dasc.models.config import Config, parse_json, quantization_method
+from dasc.models.decay_tensors import find_decay_tensors, gate_parameters
+from dasc.models.errors import CheckpointError
+from dasc.models.families import family_of_config
+from dasc.models.families.family import Family
+from dasc.models.gate_parameters import GateParameters
+from dasc.models.source import FolderSource, Source, listing
+from dasc.models.tensor_reader import Progress, TensorReader
+
+CONFIG_FILE = "config.json"
+MAX_CONFIG_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class ReadReport:
+    """What reading a checkpoint took.
+
+    Attributes:
+        config_bytes: of config.json.
+        index_bytes: of the shard index; 0 when there is none.
+        header_bytes: of the safetensors headers, with what was read beyond them before their length was known.
+        tensor_bytes: of the decay tensors, with what lay between neighbours read at once.
+        requests: reads of files, or HTTP requests.
+        files: names of the files read from, sorted.
+        seconds: wall-clock time.
+    """
+
+    config_bytes: int
+    index_bytes: int
+    header_bytes: int
+    tensor_bytes: int
+    requests: int
+    files: tuple[str, ...]
+    seconds: float
+
+    @property
+    def total_bytes(self) -> int:
+        return self.config_bytes + self.index_bytes + self.header_bytes + self.tensor_bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """Geometry and decay parameters of a model.
+
+    Attributes:
+        source: the folder, or ``"org/name@commit"``.
+        family: of the model.
+        geometry: of the whole model (not of one rank).
+        gate: the stored decay parameters, ``[L, HV]`` and ``[L, HV]`` or ``[L, HV, K]``, FP64.
+        quantization: name of the weights' quantisation method in config.json; ``None`` when they are not quantised.
+            Packed weights cannot be permuted, so they allow no placement that reorders heads.
+        reading: what reading it took.
+    """
+
+    source: str
+    family: Family
+    geometry: StateGeometry
+    gate: GateParameters
+    quantization: str | None
+    reading: ReadReport
+
+
+def read_checkpoint(
+    model: str | Path,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    endpoint: str | None = None,
+    progress: Progress | None = None,
+) -> Checkpoint:
+    """Read geometry and decay parameters of a model, and no other weights.
+
+    Args:
+        model: a folder with config.json and .safetensors files: a ``Path``, the name of an existing folder, or a string
+            that starts with ``/``, ``.`` or ``~``. Any other string is a Hub id, ``"org/name"``.
+        revision: branch, tag or commit on the Hub.
+        token: access token of the Hub; huggingface_hub's own when ``None``.
+        endpoint: address of the Hub; huggingface_hub's own when ``None``.
+        progress: called as ``progress(step, done, total)`` in the calling thread; steps are ``"headers"`` and
+            ``"tensors"``, counted in files.
+
+    Raises:
+        CheckpointError: for anything wrong with the model's files, in one line.
+        ValueError: for a ``model`` that is neither a folder nor a Hub id.
+    """
+    started = time.perf_counter()
+    source = _open_source(model, revision=revision, token=token, endpoint=endpoint)
+    files = source.files()
+    if CONFIG_FILE not in files:
+        raise CheckpointError(f"{source.name}: expected a {CONFIG_FILE}, found {listing(files)}")
+    config_data = source.read_all(CONFIG_FILE, MAX_CONFIG_BYTES)
+    config = Config(parse_json(config_data, f"{source.name}/{CONFIG_FILE}"), f"{source.name}/{CONFIG_FILE}")
+    family = family_of_config(config)
+    text = config.section("text_config") or config
+    geometry, lower_bound = _geometry(family, text)
+
+    reader = TensorReader(source, files, progress)
+    located = find_decay_tensors(
+        reader.locate(),
+        family,
+        geometry,
+        next_token_blocks=text.integer_or("num_nextn_predict_layers", 0, minimum=0),
+        where=source.name,
+    )
+    values = reader.read(located, family, geometry)
+    return Checkpoint(
+        source=source.name,
+        family=family,
+        geometry=geometry,
+        gate=gate_parameters(values, geometry, lower_bound),
+        quantization=quantization_method(config),
+        reading=ReadReport(
+            config_bytes=len(config_data),
+            index_bytes=reader.index_bytes,
+            header_bytes=reader.header_bytes,
+            tensor_bytes=reader.tensor_bytes,
+            requests=source.requests,
+            files=tuple(sorted({CONFIG_FILE, *reader.files_read})),
+            seconds=time.perf_counter() - started,
+        ),
+    )
+
+
+def _open_source(model: str | Path, *, revision: str | None, token: str | None, endpoint: str | None) -> Source:
+    if not isinstance(model, str | Path):
+        raise ValueError(f"model must be a path or a string, got {type(model).__name__}")
+    if isinstance(model, Path) or model.startswith((os.sep, ".", "~")) or os.path.isdir(model):
+        if revision is not None:
+            raise ValueError(f"revision is for models on the Hub, got {revision!r} with the folder {str(model)!r}")
+        return FolderSource(Path(os.path.expanduser(model)))
+    # Only a model on the Hub pays for importing its client.
+    from dasc.models.hub import HubSource, is_hub_id
+
+    if not is_hub_id(model):
+        raise ValueError(f"model must be an existing folder or a Hub id 'org/name', got {model!r}")
+    return HubSource(model, revision=revision, token=token, endpoint=endpoint)
+
+
+def _geometry(family: Family, text: Config) -> tuple[StateGeometry, float | None]:
+    try:
+        return family.geometry(text), family.lower_bound(text)
+    except CheckpointError:
+        raise
+    except ValueError as error:  # StateGeometry's own checks, e.g. no recurrent layers
+        raise CheckpointError(f"{text.where}: {error}") from error

@@ -1,0 +1,142 @@
+"""A model's config.json, read key by key: every error names the file, the key, what was expected and what was found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from dasc.models.errors import CheckpointError
+
+MAX_BLOCKS = 10_000
+
+
+def parse_json(data: bytes, where: str) -> dict[str, object]:
+    """A JSON object without repeated keys.
+
+    Args:
+        data: UTF-8 text.
+        where: the file, for messages.
+
+    Raises:
+        CheckpointError: for text that is not JSON, another JSON value than an object, or a key given twice.
+    """
+
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        values = dict(pairs)
+        if len(values) != len(pairs):
+            seen: set[str] = set()
+            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            raise CheckpointError(f"{where}: the key {twice!r} is given twice")
+        return values
+
+    try:
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=unique)
+    except CheckpointError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{where}: expected JSON, got something else ({error})") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{where}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+class Config:
+    """A JSON object of a config.json.
+
+    A key that holds ``null`` counts as absent, as transformers' classes treat it.
+    """
+
+    def __init__(self, values: Mapping[str, object], where: str) -> None:
+        self._values = values
+        self.where = where
+
+    def error(self, key: str, expected: str) -> CheckpointError:
+        """The error to raise for a key: what was expected and what is there."""
+        found = repr(self._values[key]) if key in self._values else "nothing"
+        return CheckpointError(f"{self.where}: {key} must be {expected}, found {found}")
+
+    def has(self, key: str) -> bool:
+        """Whether the key is present and not ``null``."""
+        return self._values.get(key) is not None
+
+    def given(self, key: str) -> bool:
+        """Whether the key is present, be it as ``null``."""
+        return key in self._values
+
+    def section(self, key: str) -> Config | None:
+        """The object under ``key``, or ``None`` when absent."""
+        value = self._values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.error(key, "an object")
+        return Config(value, f"{self.where}: {key}")
+
+    def integer(self, key: str, *, minimum: int = 1) -> int:
+        value = self._values.get(key)
+        if type(value) is not int or value < minimum:
+            raise self.error(key, f"an integer of at least {minimum}")
+        return value
+
+    def integer_or(self, key: str, default: int, *, minimum: int = 1) -> int:
+        return self.integer(key, minimum=minimum) if self.has(key) else default
+
+    def number(self, key: str) -> float:
+        value = self._values.get(key)
+        if type(value) not in (int, float):
+            raise self.error(key, "a number")
+        return float(value)  # type: ignore[arg-type]
+
+    def flag(self, key: str) -> bool:
+        value = self._values.get(key)
+        if not isinstance(value, bool):
+            raise self.error(key, "true or false")
+        return value
+
+    def text(self, key: str) -> str:
+        value = self._values.get(key)
+        if not isinstance(value, str):
+            raise self.error(key, "a string")
+        return value
+
+    def strings(self, key: str) -> list[str]:
+        value = self._values.get(key)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.error(key, "a list of strings")
+        return value
+
+    def integers(self, key: str) -> list[int]:
+        value = self._values.get(key)
+        if not isinstance(value, list) or not all(type(item) is int for item in value):
+            raise self.error(key, "a list of integers")
+        return value
+
+    def string_map(self, key: str) -> dict[str, str]:
+        value = self._values.get(key)
+        if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
+            raise CheckpointError(f"{self.where}: {key} must be an object of strings, found something else")
+        return value
+
+    def is_integer(self, key: str) -> bool:
+        return type(self._values.get(key)) is int
+
+    def num_blocks(self) -> int:
+        """``num_hidden_layers``, all blocks of the model."""
+        blocks = self.integer("num_hidden_layers")
+        if blocks > MAX_BLOCKS:
+            raise self.error("num_hidden_layers", f"at most {MAX_BLOCKS}")
+        return blocks
+
+
+def quantization_method(config: Config) -> str | None:
+    """Name of the weights' quantisation method, from ``quantization_config`` at the top or in ``text_config``.
+
+    ``"unnamed"`` when the section is there without a name; ``None`` when weights are not quantised.
+    """
+    text = config.section("text_config")
+    for place in (config, text):
+        section = place.section("quantization_config") if place is not None else None
+        if section is not None:
+            name = next((key for key in ("quant_method", "quant_algo") if section.has(key)), None)
+            return section.text(name) if name is not None else "unnamed"
+    return None
