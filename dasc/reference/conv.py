@@ -33,7 +33,7 @@ def causal_conv1d(
 ) -> ConvOutput:
     """Each channel by itself: ``y_t = act(bias + sum_i weight_i x_{t - (width - 1) + i})``.
 
-    Inputs before the first token are the rows of the state; a sequence shorter than ``width - 1`` moves the old ones up.
+    Inputs before the first token are the rows of the state; a sequence shorter than ``width - 1`` keeps some of them.
 
     Args:
         x: ``[B, T, channels]``.

@@ -18,22 +18,22 @@ MIN_WINDOW_TOKENS = 4
 WindowKV = Literal["replayed", "cached"]
 
 
-def next_pow2(x: Tensor) -> Tensor:
-    """``2 ** ceil(log2(x))`` elementwise and exactly, with 0 mapped to 4 (section 4.2).
+def next_pow2(horizons: Tensor) -> Tensor:
+    """``2 ** ceil(log2(H))`` elementwise and exactly, with 0 mapped to 4 (section 4.2).
 
     Args:
-        x: float64, not negative; infinity stays infinity.
+        horizons: ``H`` in tokens, float64, not negative; infinity stays infinity.
 
     Raises:
         ValueError: for another dtype, negative numbers or NaN.
     """
-    if x.dtype != torch.float64:
-        raise ValueError(f"x must be torch.float64, got {x.dtype}")
-    if not (x >= 0).all():
-        raise ValueError("x must not be negative or NaN")
-    mantissa = x.frexp().mantissa  # in [1/2, 1), so x / mantissa is the power of two above x, unless x is one itself
-    power = torch.where((mantissa == 0.5) | x.isinf(), x, x / mantissa)
-    return torch.where(x == 0, float(MIN_WINDOW_TOKENS), power)
+    if horizons.dtype != torch.float64:
+        raise ValueError(f"horizons must be torch.float64, got {horizons.dtype}")
+    if not (horizons >= 0).all():
+        raise ValueError("horizons must not be negative or NaN")
+    mantissa = horizons.frexp().mantissa  # in [1/2, 1); H / mantissa is the power of two above H, unless H is one
+    power = torch.where((mantissa == 0.5) | horizons.isinf(), horizons, horizons / mantissa)
+    return torch.where(horizons == 0, float(MIN_WINDOW_TOKENS), power)
 
 
 def unit_windows(horizons: Tensor, mask: Tensor, w_max: int) -> Tensor:
@@ -101,7 +101,7 @@ class AttentionLayer:
     """A full-attention layer of the stack, for one sequence. What a KV row holds is the layer's own affair.
 
     Attributes:
-        project_kv: ``(x, position) -> rows`` of the tokens ``x`` ``[T, hidden]``, the first of which is at ``position``.
+        project_kv: ``(x, position) -> rows`` of the tokens ``x`` ``[T, hidden]``, the first of them at ``position``.
         attend: ``(x, kv) -> y``: ``x`` are the last ``T`` of the tokens whose rows are ``kv``; each attends to its own
             row and those before it.
     """
@@ -143,31 +143,24 @@ def suffix_refresh(
         ValueError: for a window longer than the prefix or empty, or arguments that do not fit the stack.
     """
     _check_stack(layers, window_inputs, states, kv, masks, prefix_tokens, window_kv)
-    merged = [RecurrentState(state.temporal.clone(), state.conv.clone()) for state in states]
     if masks.all():
-        return merged
+        return [RecurrentState(state.temporal.clone(), state.conv.clone()) for state in states]
     x, start = window_inputs, prefix_tokens - len(window_inputs)
-    recurrent = attention = 0
+    refreshed: list[RecurrentState] = []
+    stored_kv = iter(kv)
     for layer in layers:
         if isinstance(layer, RecurrentLayer):
-            state = states[recurrent]
-            x, scratch = layer.run(x, RecurrentState(*(torch.zeros_like(part) for part in state)))
-            _copy_local(merged[recurrent].temporal, scratch.temporal, masks[recurrent])
-            recurrent += 1
+            state, mask = states[len(refreshed)], masks[len(refreshed)]
+            x, scratch = layer.run(x, RecurrentState(torch.zeros_like(state.temporal), torch.zeros_like(state.conv)))
+            is_global = mask.reshape(len(state.temporal), 1, -1)  # [HV, 1, 1] for heads, [HV, 1, K] for key channels
+            temporal = torch.where(is_global, state.temporal, scratch.temporal.to(state.temporal.dtype))
+            refreshed.append(RecurrentState(temporal, state.conv.clone()))
         else:
-            rows = kv[attention]
+            rows = next(stored_kv)
             if window_kv == "replayed":
                 rows = torch.cat([rows[:start], layer.project_kv(x, start)])
             x = layer.attend(x, rows)
-            attention += 1
-    return merged
-
-
-def _copy_local(active: Tensor, scratch: Tensor, mask: Tensor) -> None:
-    """Overwrite the units of ``active`` ``[HV, V, K]`` that ``mask`` leaves out with those of ``scratch``."""
-    HV = active.shape[0]
-    is_global = mask.view(HV, 1, -1).expand_as(active)  # [HV, 1, 1] for whole heads, [HV, 1, K] for key channels
-    active.copy_(torch.where(is_global, active, scratch.to(active.dtype)))
+    return refreshed
 
 
 def _check_stack(
