@@ -204,4 +204,4 @@ def _print_ranks(summary: ModelSummary, console: Console) -> None:
     for reason in sorted(reasons):
         console.print(f"n/a {reason}")
     read = summary.checkpoint.reading
-    console.print(f"read {format_bytes(read.total_bytes)} from {read.files} files in {read.seconds:.2f} s")
+    console.print(f"read {format_bytes(read.total_bytes)} from {len(read.files)} files in {read.seconds:.2f} s")
