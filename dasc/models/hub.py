@@ -87,7 +87,7 @@ class HubSource:
         data, size = self._fetch(file, start, end, end - start)
         if len(data) != end - start:
             raise CheckpointError(
-                f"{self.name}: {file}: expected bytes {start} to {end}, found a file of only {size} bytes"
+                f"{self.name}/{file}: expected bytes {start} to {end}, found a file of only {size} bytes"
             )
         return data
 
@@ -98,10 +98,10 @@ class HubSource:
     def _commit(self, revision: str | None) -> tuple[str, list[str]]:
         """Commit hash and file names of a revision, so that all reads see one state of the repository."""
         url = f"{self._endpoint}/api/models/{self._repo}"
-        what = "the repository"
+        where = self._repo
         if revision is not None:
             url += f"/revision/{quote(revision, safe='')}"
-            what = f"revision {revision!r}"
+            where += f", revision {revision!r}"
         self._count_request()
         try:
             response = http_backoff(
@@ -109,14 +109,17 @@ class HubSource:
             )
             hf_raise_for_status(response)
             info = response.json()
-            return str(info["sha"]), sorted(str(entry["rfilename"]) for entry in info["siblings"])
+            commit, files = info["sha"], [entry["rfilename"] for entry in info["siblings"]]
+            if not all(isinstance(name, str) for name in (commit, *files)):
+                raise TypeError("commit and file names must be strings")
+            return commit, sorted(files)
         except HfHubHTTPError as error:
-            self._refused(what, error)
+            self._refused(where, error)
         except (HTTPError, OfflineModeIsEnabled) as error:
-            self._unreachable(what, error)
+            self._unreachable(where, error)
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
-                f"{self.name}: expected the Hub's answer about {what} from {self._endpoint}, found something else"
+                f"{where}: expected the Hub's answer from {self._endpoint}, found something else"
             ) from error
 
     def _fetch(self, file: str, start: int, end: int | None, max_bytes: int) -> tuple[bytes, int]:
@@ -124,6 +127,7 @@ class HubSource:
 
         A connection that is cut is opened again where it stopped, a bounded number of times.
         """
+        where = f"{self.name}/{file}"
         url = hf_hub_url(self._repo, file, revision=self._revision, endpoint=self._endpoint)
         data = bytearray()
         for tries_left in reversed(range(_TRIES)):
@@ -148,43 +152,39 @@ class HubSource:
                         size = wanted = None
                     else:
                         size = self._ranged_size(
-                            file, start + len(data), response.status_code, response.headers.get("Content-Range", "")
+                            where, start + len(data), response.status_code, response.headers.get("Content-Range", "")
                         )
                         wanted = size if end is None else min(end, size) - start
                     for chunk in response.iter_bytes():
                         data += chunk
                         if len(data) > max_bytes:
-                            raise CheckpointError(
-                                f"{self.name}: {file}: expected at most {max_bytes} bytes, found more"
-                            )
+                            raise CheckpointError(f"{where}: expected at most {max_bytes} bytes, found more")
                 if wanted is None or len(data) == wanted:
                     return bytes(data), len(data) if size is None else size
                 cut: Exception | None = None
             except HfHubHTTPError as error:
-                self._refused(file, error)
+                self._refused(where, error)
             except OfflineModeIsEnabled as error:
-                self._unreachable(file, error)
+                self._unreachable(where, error)
             except HTTPError as error:
                 cut = error
             if tries_left:
                 time.sleep(_WAIT_S)
-        self._unreachable(file, cut)
+        self._unreachable(where, cut)
 
-    def _ranged_size(self, file: str, start: int, status: int, content_range: str) -> int:
+    def _ranged_size(self, where: str, start: int, status: int, content_range: str) -> int:
         """The file's size, from the answer to a range request for bytes from ``start`` on."""
         if status != HTTPStatus.PARTIAL_CONTENT:
             raise CheckpointError(
-                f"{self.name}: {file}: the server ignored a range request (answered {status}, not 206); "
+                f"{where}: the server ignored a range request (answered {status}, not 206); "
                 "whole shards are never downloaded: use a Hub that serves ranges, or a local copy"
             )
         found = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", content_range)
         if found is None or int(found[1]) != start:
-            raise CheckpointError(
-                f"{self.name}: {file}: expected bytes from {start} on, the server sent {content_range!r}"
-            )
+            raise CheckpointError(f"{where}: expected bytes from {start} on, the server sent {content_range!r}")
         return int(found[3])
 
-    def _refused(self, what: str, error: HfHubHTTPError) -> NoReturn:
+    def _refused(self, where: str, error: HfHubHTTPError) -> NoReturn:
         status = error.response.status_code
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             reason = f"not there, or closed to this token (HTTP {status}): {_CREDENTIALS}"
@@ -194,12 +194,12 @@ class HubSource:
             reason = "the file is shorter than expected (HTTP 416)"
         else:
             reason = f"the Hub answered HTTP {status}"
-        raise CheckpointError(f"{self.name}: {what}: {reason}") from error
+        raise CheckpointError(f"{where}: {reason}") from error
 
-    def _unreachable(self, what: str, error: Exception | None) -> NoReturn:
+    def _unreachable(self, where: str, error: Exception | None) -> NoReturn:
         if isinstance(error, OfflineModeIsEnabled):
             reason = "not read, because HF_HUB_OFFLINE is set"
         else:
             why = f" ({type(error).__name__})" if error is not None else ""
             reason = f"no complete answer from {self._endpoint} in {_TRIES} tries{why}"
-        raise CheckpointError(f"{self.name}: {what}: {reason}") from error
+        raise CheckpointError(f"{where}: {reason}") from error
