@@ -14,6 +14,12 @@ def _ratio(dense: int, stored: int) -> float:
     return float("inf") if stored == 0 else float(Fraction(dense, stored))
 
 
+def _check_cover(geometry: StateGeometry, layouts: Sequence[Layout]) -> None:
+    covered = sum(layout.geometry.num_units for layout in layouts)
+    if covered != geometry.num_units:
+        raise ValueError(f"layouts must cover the {geometry.num_units} units of geometry together, got {covered}")
+
+
 def temporal_compression(geometry: StateGeometry, layouts: Sequence[Layout], *, scales: bool = True) -> float:
     """``C_temp`` of eq. 6: dense temporal bytes over stored temporal bytes, convolution rows left out.
 
@@ -21,19 +27,35 @@ def temporal_compression(geometry: StateGeometry, layouts: Sequence[Layout], *, 
 
     Args:
         geometry: of what ``layouts`` cover together.
+        layouts: of every rank of ``geometry``.
         scales: count INT8 scales as stored bytes; they are part of the payload (eq. 8).
+
+    Raises:
+        ValueError: when the layouts are not all of ``geometry``.
     """
+    _check_cover(geometry, layouts)
     dense = geometry.temporal_bytes(layouts[0].dtypes)
     return _ratio(dense, sum(x.temporal_slot_bytes + (x.scale_slot_bytes if scales else 0) for x in layouts))
 
 
 def checkpoint_compression(geometry: StateGeometry, layouts: Sequence[Layout]) -> float:
-    """``C_ckpt`` of eq. 6: whole checkpoint, convolution rows counted on both sides, summed over the ranks given."""
+    """``C_ckpt`` of eq. 6: whole checkpoint, convolution rows counted on both sides, summed over the ranks given.
+
+    Raises:
+        ValueError: when the layouts are not all of ``geometry``.
+    """
+    _check_cover(geometry, layouts)
     return _ratio(geometry.dense_bytes(layouts[0].dtypes), sum(x.slot_bytes for x in layouts))
 
 
 def bottleneck_compression(layouts: Sequence[Layout]) -> float:
-    """``C_ckpt`` by the fullest rank, which limits capacity (section 4.3): dense rank bytes over ``max_r b_r``."""
+    """``C_ckpt`` by the fullest rank, which limits capacity (section 4.3): dense rank bytes over ``max_r b_r``.
+
+    Raises:
+        ValueError: for no layouts.
+    """
+    if not layouts:
+        raise ValueError("layouts must hold one of each rank, got none")
     dense = layouts[0].geometry.dense_bytes(layouts[0].dtypes)
     return _ratio(dense, max(x.slot_bytes for x in layouts))
 

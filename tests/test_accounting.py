@@ -138,6 +138,16 @@ def test_int8_of_a_full_mask_is_int8_only(case):
     assert checkpoint_compression(geometry, everything) == int8_only_compression(geometry, INT8, with_conv=True)
 
 
+def test_layouts_of_something_else_than_the_geometry_are_refused():
+    layouts = rank_layouts(GDN, gdn_mask(), 2)
+    for compression in (temporal_compression, checkpoint_compression):
+        for wrong in ([], layouts[:1], layouts * 2):
+            with pytest.raises(ValueError, match="layouts must cover the 8 units"):
+                compression(GDN, wrong)
+    with pytest.raises(ValueError, match="got none"):
+        bottleneck_compression([])
+
+
 # slots (appendix C.1)
 
 sizes = st.integers(1, 10**6)

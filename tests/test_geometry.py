@@ -114,6 +114,9 @@ def test_degree_that_is_not_a_positive_integer_is_refused(ranks):
         ({"head_v_dim": 2.0}, "head_v_dim must be"),
         ({"conv_width": True}, "conv_width must be"),
         ({"num_value_heads": 3}, "multiple of key heads, got 3 and 2"),
+        ({"family": None}, "family must be"),
+        ({"recurrent_layers": (0, 1.0)}, "must be integers"),
+        ({"recurrent_layers": (False, True)}, "must be integers"),
         ({"recurrent_layers": ()}, "no recurrent layers"),
         ({"recurrent_layers": (2, 0)}, "distinct, ascending"),
         ({"recurrent_layers": (0, 0)}, "distinct, ascending"),
@@ -135,6 +138,11 @@ def test_layers_given_as_a_list_make_an_equal_geometry():
 def test_dtypes_that_are_not_floating_point_are_refused(field, wrong):
     with pytest.raises(ValueError, match=f"{field} must be a floating-point torch dtype"):
         DtypePolicy(**{field: wrong})
+
+
+def test_int8_that_is_not_a_flag_is_refused():
+    with pytest.raises(ValueError, match="int8 must be"):
+        DtypePolicy(int8=1)
 
 
 def test_dense_default_is_fp32_temporal_and_bf16_convolution():

@@ -78,7 +78,7 @@ def spearman(x: Tensor, y: Tensor) -> Tensor:
     rx, ry = average_ranks(x) - middle, average_ranks(y) - middle
     covariance = (rx * ry).sum(dim=-1)
     variances = (rx * rx).sum(dim=-1) * (ry * ry).sum(dim=-1)
-    return (covariance / variances.sqrt()).clamp(-1.0, 1.0)
+    return covariance / variances.sqrt()
 
 
 def within_layer_spearman(static: Tensor, observed: Tensor) -> Tensor:
