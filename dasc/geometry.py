@@ -35,6 +35,8 @@ class DtypePolicy:
             dtype = getattr(self, name)
             if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
                 raise ValueError(f"{name} must be a floating-point torch dtype, got {dtype!r}")
+        if not isinstance(self.int8, bool):
+            raise ValueError(f"int8 must be true or false, got {self.int8!r}")
 
     @property
     def stored_temporal(self) -> torch.dtype:
@@ -72,6 +74,8 @@ class StateGeometry:
     conv_width: int = 4
 
     def __post_init__(self) -> None:
+        if not isinstance(self.family, str):
+            raise ValueError(f"family must be a string, got {self.family!r}")
         if self.kind not in ("gdn", "kda"):
             raise ValueError(f"kind must be 'gdn' or 'kda', got {self.kind!r}")
         for name in ("num_blocks", "num_value_heads", "num_key_heads", "head_v_dim", "head_k_dim", "conv_width"):
@@ -86,6 +90,8 @@ class StateGeometry:
         object.__setattr__(self, "recurrent_layers", layers)
         if not layers:
             raise ValueError(f"family {self.family!r}: the model has no recurrent layers")
+        if any(type(layer) is not int for layer in layers):
+            raise ValueError(f"recurrent layers must be integers, got {layers}")
         if list(layers) != sorted(set(layers)) or layers[0] < 0 or layers[-1] >= self.num_blocks:
             raise ValueError(
                 f"recurrent layers must be distinct, ascending and within [0, {self.num_blocks}), got {layers}"

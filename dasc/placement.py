@@ -1,7 +1,7 @@
 """Where units are computed and where they are stored over tensor-parallel ranks (appendix B.1), as data.
 
-The algorithms that fill a :class:`Placement` are in :mod:`dasc.reference.placement`, but for the storage map: it follows
-from the ranks' unit counts alone, so that a plan can check it.
+The algorithm that permutes heads is in :mod:`dasc.reference.placement`. All else follows from the order of the heads
+and the mask (:meth:`Placement.from_head_order`), so that a plan can check it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+
+from dasc.geometry import StateGeometry
 
 PlacementMode = Literal["off", "storage", "hybrid"]
 PLACEMENT_MODES: tuple[PlacementMode, ...] = ("off", "storage", "hybrid")
@@ -44,6 +46,36 @@ class Placement:
     stored_units: tuple[int, ...]
     moves: Tensor
     slot_units: int
+
+    @classmethod
+    def from_head_order(
+        cls, geometry: StateGeometry, mask: Tensor, ranks: int, mode: PlacementMode, head_order: Tensor
+    ) -> Placement:
+        """The placement that an order of the heads determines: counts, storage and moves.
+
+        Args:
+            mask: of this geometry (:func:`dasc.layout.check_mask`), true where a unit is retained.
+            head_order: int64 ``[L, HV]`` on the CPU; the identity unless ``hybrid``.
+
+        Raises:
+            ValueError: for an unknown mode, bundles that ``ranks`` does not divide, or an order that is no permutation,
+                takes a bundle apart, or is not the identity where it must be.
+        """
+        if mode not in PLACEMENT_MODES:
+            raise ValueError(f"mode must be one of {', '.join(PLACEMENT_MODES)}, got {mode!r}")
+        geometry.check_ranks(ranks)
+        _check_head_order(geometry, head_order)
+        per_head = mask.reshape(geometry.num_layers, geometry.num_value_heads, geometry.units_per_head).sum(dim=2)
+        per_rank = per_head.gather(1, head_order).reshape(geometry.num_layers, ranks, -1).sum(dim=(0, 2))
+        local_units = tuple(per_rank.tolist())
+        if mode == "off":
+            stored_units, moves = local_units, torch.empty((0, 4), dtype=torch.int64)
+        else:
+            stored_units, moves = balance_storage(local_units, ranks)
+        placement = cls(mode, ranks, head_order, local_units, stored_units, moves, slot_units=max(stored_units))
+        if mode != "hybrid" and placement.permutes_heads:
+            raise ValueError(f"head_order must be the identity for mode {mode!r}")
+        return placement
 
     @property
     def moved_units(self) -> int:
@@ -104,6 +136,19 @@ def balance_storage(local_units: Sequence[int], ranks: int) -> tuple[tuple[int, 
     excess = torch.cat([_rank_units(r, targets[r], local_units[r]) for r in range(ranks)])
     deficit = torch.cat([_rank_units(r, local_units[r], targets[r]) for r in range(ranks)])
     return tuple(targets), torch.cat([excess, deficit], dim=1)
+
+
+def _check_head_order(geometry: StateGeometry, head_order: Tensor) -> None:
+    shape = (geometry.num_layers, geometry.num_value_heads)
+    if not isinstance(head_order, Tensor) or head_order.dtype != torch.int64 or tuple(head_order.shape) != shape:
+        got = f"{head_order.dtype} {tuple(head_order.shape)}" if isinstance(head_order, Tensor) else type(head_order)
+        raise ValueError(f"head_order must be torch.int64 {shape}, got {got}")
+    if not torch.equal(head_order.sort(dim=1).values, torch.arange(geometry.num_value_heads).expand(shape)):
+        raise ValueError("head_order must hold every head once in each layer")
+    bundles = head_order.reshape(geometry.num_layers, geometry.num_key_heads, geometry.bundle)
+    first = bundles[:, :, :1]
+    if (first % geometry.bundle).any() or not torch.equal(bundles, first + torch.arange(geometry.bundle)):
+        raise ValueError("head_order must keep the heads that share a key head adjacent and ascending")
 
 
 def _rank_units(rank: int, start: int, stop: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 
 from dasc.models.errors import CheckpointError
@@ -10,27 +11,29 @@ from dasc.models.errors import CheckpointError
 MAX_BLOCKS = 10_000
 
 
-def parse_json(data: bytes, where: str) -> dict[str, object]:
-    """A JSON object without repeated keys.
+def parse_json(data: bytes, where: str, *, unique_keys: bool = False) -> dict[str, object]:
+    """A JSON object.
 
     Args:
         data: UTF-8 text.
         where: the file, for messages.
+        unique_keys: refuse a key given twice; else the last one counts, as usual in JSON.
 
     Raises:
-        CheckpointError: for text that is not JSON, another JSON value than an object, or a key given twice.
+        CheckpointError: for text that is not JSON, another JSON value than an object, or a key given twice where keys
+            must be unique.
     """
 
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    def to_dict(pairs: list[tuple[str, object]]) -> dict[str, object]:
         values = dict(pairs)
-        if len(values) != len(pairs):
+        if unique_keys and len(values) != len(pairs):
             seen: set[str] = set()
             twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
             raise CheckpointError(f"{where}: the key {twice!r} is given twice")
         return values
 
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=unique)
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=to_dict)
     except CheckpointError:
         raise
     except (ValueError, RecursionError) as error:
@@ -52,7 +55,7 @@ class Config:
 
     def error(self, key: str, expected: str) -> CheckpointError:
         """The error to raise for a key: what was expected and what is there."""
-        found = repr(self._values[key]) if key in self._values else "nothing"
+        found = repr(self._values[key])[:200] if key in self._values else "nothing"
         return CheckpointError(f"{self.where}: {key} must be {expected}, found {found}")
 
     def has(self, key: str) -> bool:
@@ -83,9 +86,9 @@ class Config:
 
     def number(self, key: str) -> float:
         value = self._values.get(key)
-        if type(value) not in (int, float):
-            raise self.error(key, "a number")
-        return float(value)  # type: ignore[arg-type]
+        if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > sys.float_info.max:
+            raise self.error(key, "a finite number")
+        return float(value)
 
     def flag(self, key: str) -> bool:
         value = self._values.get(key)

@@ -89,7 +89,7 @@ def check_entry(entry: TensorEntry, key: DecayKey, family: Family, geometry: Sta
         )
     if not family.takes_shape(geometry, key.name, entry.shape):
         raise CheckpointError(
-            f"{where}: expected shape {family.decay_shapes(geometry)[key.name]}, found {list(entry.shape)}"
+            f"{where}: expected shape {family.shape_text(geometry, key.name)}, found {list(entry.shape)}"
         )
 
 

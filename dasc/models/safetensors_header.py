@@ -69,7 +69,7 @@ def parse_header(header: bytes, file_bytes: int, where: str) -> dict[str, Tensor
         CheckpointError: for a header that is not JSON, names a tensor twice, or does not describe the rest of the file
             exactly: sizes other than dtype and shape give, tensors that overlap, leave gaps or reach beyond the file.
     """
-    values = parse_json(header, where)
+    values = parse_json(header, where, unique_keys=True)
     data_start = LENGTH_BYTES + len(header)
     entries = {
         name: _entry(value, data_start, f"{where}: tensor {name!r}")

@@ -28,7 +28,7 @@ class Source(Protocol):
     parallel: int
 
     def files(self) -> list[str]:
-        """Names of the model's files, sorted."""
+        """Names of the model's files, sorted; those in folders below have a ``/``."""
 
     def read_all(self, file: str, max_bytes: int) -> bytes:
         """A small file as a whole; more than ``max_bytes`` is an error."""

@@ -55,7 +55,7 @@ class TensorReader:
         if INDEX_FILE in self.files:
             self._read_index()
             return self.shard_of
-        shards = [name for name in self.files if name.endswith(".safetensors")]
+        shards = [name for name in self.files if name.endswith(".safetensors") and "/" not in name]
         if SINGLE_FILE in shards:
             shards = [SINGLE_FILE]
         if not shards:
@@ -95,10 +95,11 @@ class TensorReader:
         data = self.source.read_all(INDEX_FILE, MAX_INDEX_BYTES)
         self.index_bytes = len(data)
         self.files_read.add(INDEX_FILE)
-        index = Config(parse_json(data, where), where)
+        index = Config(parse_json(data, where, unique_keys=True), where)
         self.shard_of = index.string_map("weight_map")
+        files = set(self.files)
         for name, shard in self.shard_of.items():
-            if shard not in self.files:
+            if shard not in files:
                 raise CheckpointError(f"{where}: tensor {name!r} should lie in {shard!r}, a file that is missing")
 
     def _check_shard(

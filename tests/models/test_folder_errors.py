@@ -168,6 +168,13 @@ def test_an_index_that_names_a_tensor_the_shard_lacks_is_an_error(tmp_path: Path
         read_checkpoint(tmp_path)
 
 
+def test_a_tensor_twice_in_the_index_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path, shards=2)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "x", "a": "y"}}')
+    with pytest.raises(CheckpointError, match=r"index.json: the key 'a' is given twice"):
+        read_checkpoint(tmp_path)
+
+
 def test_a_decay_tensor_in_two_files_is_an_error(tmp_path: Path) -> None:
     write(tmp_path, shards=2, index=False)
     save_file({A_LOG: torch.zeros(H)}, tmp_path / "model-00003-of-00002.safetensors")

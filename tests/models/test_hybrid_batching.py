@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import dasc.reference
 from dasc.geometry import DtypePolicy
-from dasc.models.hybrid import Batch, SequenceInput
+from dasc.models.hybrid import Batch, HybridModel, SequenceInput, random_hybrid
 from tests.models.hybrid_runs import (
     KINDS,
     Conversation,
@@ -206,6 +207,29 @@ def test_checkpoints_and_kv_take_the_dtype_of_the_pools(dtype: torch.dtype):
     assert (states.temporal.dtype, states.conv.dtype) == (torch.float32, dtype)
     assert torch.equal(states.temporal[:, 1], expected.temporal[:, 0].float())
     assert torch.equal(states.conv[:, 1], expected.conv[:, 0].to(dtype))
+
+
+@pytest.mark.parametrize(("kind", "gate"), KINDS)
+def test_the_recurrence_is_stepped_when_every_sequence_has_one_token_and_chunked_otherwise(kind: str, gate: str):
+    """Decoding pays for no block; one longer sequence in the batch makes it a prefill."""
+    config, weights = random_hybrid(kind, gate, num_blocks=2, attention_period=2)
+    calls = []
+
+    class Recorded:
+        def __getattr__(self, name: str):
+            def call(*args: object, **options: object) -> object:
+                calls.append(name)
+                return getattr(dasc.reference, name)(*args, **options)
+
+            return call
+
+    model = HybridModel(config, weights, Recorded())
+    states, kv = model.new_states(4), model.new_kv(40)
+    runs = conversations([6, 6], kv_slots=40)
+    for sizes, form in (((1, 1), "recurrent"), ((1, 2), "chunk"), ((4, 3), "chunk")):
+        calls.clear()
+        model.forward(Batch(tuple(run.next(size) for run, size in zip(runs, sizes))), states, kv)
+        assert [name for name in calls if name.endswith(kind)] == [f"{form}_{kind}"]
 
 
 def test_last_token_logits_are_those_of_all_tokens():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,6 +54,8 @@ class Family:
 
         Multi-token-prediction modules (``mtp.layers.N...``) are other tensors.
         """
+        if not tensor.endswith(DECAY_NAMES):  # an index may name a million tensors
+            return None
         found = re.fullmatch(
             r"(?:model\.|model\.language_model\.|language_model\.model\.|language_model\.)?"
             rf"layers\.(\d{{1,6}})\.{self.module}\.(A_log|dt_bias)",
@@ -63,13 +65,15 @@ class Family:
             return None
         return int(found[1]), "A_log" if found[2] == "A_log" else "dt_bias"
 
-    def decay_shapes(self, geometry: StateGeometry) -> Mapping[DecayName, str]:
-        """The stored shapes taken, in words, for messages."""
+    def shape_text(self, geometry: StateGeometry, name: DecayName) -> str:
+        """The stored shapes that :meth:`takes_shape` accepts, in words."""
         heads = geometry.num_value_heads
         if self.kind == "gdn":
-            return {"A_log": f"[{heads}]", "dt_bias": f"[{heads}]"}
-        a_log = f"[{heads}] or [1, 1, {heads}, 1]" + (" or more heads, the first in use" if self.A_log_padded else "")
-        return {"A_log": a_log, "dt_bias": f"[{heads * geometry.head_k_dim}]"}
+            return f"[{heads}]"
+        if name == "dt_bias":
+            return f"[{heads * geometry.head_k_dim}]"
+        longer = " or more heads, the first in use" if self.A_log_padded else ""
+        return f"[{heads}] or [1, 1, {heads}, 1]{longer}"
 
     def takes_shape(self, geometry: StateGeometry, name: DecayName, shape: tuple[int, ...]) -> bool:
         """Whether a decay tensor stored with this shape belongs to the geometry."""

@@ -39,7 +39,7 @@ class KVPool:
 
 @dataclass(frozen=True, eq=False)
 class SequenceInput:
-    """One request's part of a forward: a prompt, a piece of one, or one token to decode.
+    """One request's part of a forward: a prompt, a piece of one, or one token to decode. Tensors are on the CPU.
 
     Attributes:
         tokens: ``[T]`` int64, ``T >= 1`` new tokens at positions ``start .. start + T - 1``.

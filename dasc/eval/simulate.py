@@ -1,0 +1,306 @@
+"""Arms of the method under one state-memory budget, served by the simulator (section 4.4, appendix C.1)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from dasc.accounting import MemorySplit, split_budget
+from dasc.cache.config import CacheConfig
+from dasc.cache.simulation import CostModel, Load, Serving, Simulation, simulate
+from dasc.geometry import DtypePolicy, StateGeometry
+from dasc.layout import LayoutKind, rank_layouts
+from dasc.models import FAMILIES, read_checkpoint
+from dasc.models.synthetic import GEOMETRIES, example_gate, published_kimi_linear
+from dasc.placement import PlacementMode
+from dasc.plan import SelectionPlan
+from dasc.planner import DEFAULT_EPSILON
+from dasc.reference import place, replay_window, select_units, static_horizons, unit_windows
+
+DEFAULT_W_MAX = {"kimi_linear": 16, "qwen3_next": 64, "kimi_k3": 64}
+"""By family: the operating points of section 5.4."""
+
+
+@dataclass(frozen=True, eq=False)
+class SimulatedModel:
+    """What the simulation needs of a model: which units a checkpoint keeps, and how long a refresh replays.
+
+    Attributes:
+        name: for reports.
+        geometry: of the whole model.
+        mask: bool ``[L, U]``, true for retained units.
+        w_max: cutoff in tokens.
+        replay_tokens: what WR replays on a hit (eq. 7, before the cap by the prefix).
+        dtypes: of the state; INT8 is up to the arm.
+    """
+
+    name: str
+    geometry: StateGeometry
+    mask: Tensor
+    w_max: int
+    replay_tokens: int
+    dtypes: DtypePolicy = DtypePolicy()  # noqa: RUF009 - frozen
+
+
+def load_model(model: str, w_max: int | None = None) -> SimulatedModel:
+    """A model by name, from a plan, or from a checkpoint.
+
+    Args:
+        model: ``kimi-linear`` (made-up decays with the published counts at ``W_max`` 16), ``qwen3-next`` or ``kimi-k3``
+            (made-up decays), a plan file, or a folder or Hub id of a checkpoint.
+        w_max: cutoff in tokens; the operating point of the paper when ``None``. A plan has its own.
+
+    Raises:
+        ValueError: for a plan with another ``w_max``, a family without a default one, or what cannot be read.
+    """
+    if Path(model).is_file():
+        plan = SelectionPlan.load(model)
+        if w_max is not None and w_max != plan.w_max:
+            raise ValueError(f"w_max of the plan {model} is {plan.w_max}, got {w_max}: leave it out")
+        replay = replay_window(plan.windows, plan.w_max)
+        return SimulatedModel(model, plan.geometry, plan.mask, plan.w_max, replay, replace(plan.dtypes, int8=False))
+    if model == "kimi-linear":
+        geometry, gate = published_kimi_linear()
+    elif model in GEOMETRIES:
+        geometry = GEOMETRIES[model]
+        gate = example_gate(geometry)
+    else:
+        checkpoint = read_checkpoint(model)
+        geometry, gate = checkpoint.geometry, checkpoint.gate
+    if w_max is None:
+        if geometry.family not in DEFAULT_W_MAX:
+            raise ValueError(f"w_max must be given for models of the family {geometry.family}, which has no default")
+        w_max = DEFAULT_W_MAX[geometry.family]
+    horizons = static_horizons(gate, FAMILIES[geometry.family].default_gate_input, DEFAULT_EPSILON)
+    mask = select_units(horizons, w_max)
+    return SimulatedModel(model, geometry, mask, w_max, replay_window(unit_windows(horizons, mask, w_max), w_max))
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to store checkpoints.
+
+    Attributes:
+        layout: of the compressed pool; ``None`` for no such pool.
+        int8: store retained units as INT8.
+        mode: placement of what ranks store.
+        refresh: replay the window on a compressed hit (WR instead of NR).
+    """
+
+    layout: LayoutKind | None
+    int8: bool = False
+    mode: PlacementMode = "off"
+    refresh: bool = False
+
+
+ARMS = {
+    "dense": Arm(None),
+    "padded": Arm("padded"),
+    "ragged": Arm("ragged"),
+    "int8": Arm("ragged", int8=True),
+    "storage": Arm("ragged", mode="storage"),
+    "wr": Arm("ragged", refresh=True),
+}
+"""By name. All but ``dense`` are two-tier; all but ``wr`` load by NR."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What one rank has, and how it is to be divided.
+
+    Attributes:
+        ranks: tensor-parallel degree; every rank has as much.
+        state_bytes: running states, checkpoints of both tiers and buffers.
+        kv_bytes: KV cache.
+        kv_bytes_per_token: of one rank.
+        native_slots: running states and dense checkpoints of the arms with a compressed pool.
+    """
+
+    ranks: int
+    state_bytes: int
+    kv_bytes: int
+    kv_bytes_per_token: int
+    native_slots: int
+
+
+def default_native_slots(server_limit: int) -> int:
+    """A slot for every running request, and a quarter more for dense checkpoints on their way to the other pool."""
+    return server_limit + -(-server_limit // 4)
+
+
+def slot_bytes(model: SimulatedModel, arm: Arm, ranks: int) -> int:
+    """A slot of the arm's compressed pool on the fullest rank; 0 without such a pool."""
+    if arm.layout is None:
+        return 0
+    placement = place(model.geometry, model.mask, ranks, arm.mode)
+    dtypes = replace(model.dtypes, int8=arm.int8)
+    layouts = rank_layouts(model.geometry, model.mask, ranks, kind=arm.layout, placement=placement, dtypes=dtypes)
+    return max(layout.slot_bytes for layout in layouts)
+
+
+def divide_memory(model: SimulatedModel, arm: Arm, memory: Memory, *, two_pass_refresh: bool = False) -> MemorySplit:
+    """Slots of the arm's pools within ``memory.state_bytes`` (C.1).
+
+    Buffers are charged: one compressed slot to stage packs and loads, and one dense slot of scratch state for a second
+    pass of refresh. Refresh in the request's own prefill needs none: it runs in the request's own slot.
+
+    Raises:
+        ValueError: when the budget is too small, saying how many bytes it takes.
+    """
+    dense = model.geometry.shard(memory.ranks).dense_bytes(model.dtypes)
+    compressed = slot_bytes(model, arm, memory.ranks)
+    if not compressed:
+        return split_budget(memory.state_bytes, dense_slot_bytes=dense)
+    return split_budget(
+        memory.state_bytes,
+        dense_slot_bytes=dense,
+        compressed_slot_bytes=compressed,
+        native_slots=memory.native_slots,
+        tmp_bytes=compressed + (dense if arm.refresh and two_pass_refresh else 0),
+    )
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """One arm under one budget. Seconds are simulated, but for ``wall_s``; hit rates and times are of all requests.
+
+    Attributes:
+        arm: name.
+        memory_bytes: state memory of a rank.
+        native_slots: usable slots for running states and dense checkpoints.
+        compressed_slots: usable compressed slots.
+        slot_bytes: one checkpoint on the fullest rank: compressed, or dense in an arm without a compressed pool.
+        token_hit_rate: prompt tokens served from the cache, of all.
+        request_hit_rate: requests that hit at all.
+        evictions: states dropped, by cause.
+        moved_bytes: checkpoint bytes moved on the fullest rank, by kind.
+        stall_s: waiting for packs.
+        refresh_tokens: replayed.
+        seconds: from the first arrival to the last answer.
+        wall_s: what simulating took.
+    """
+
+    arm: str
+    memory_bytes: int
+    native_slots: int
+    compressed_slots: int
+    slot_bytes: int
+    requests: int
+    token_hit_rate: float
+    request_hit_rate: float
+    ttft_mean_s: float
+    ttft_p95_s: float
+    e2e_mean_s: float
+    e2e_p95_s: float
+    evictions: dict[str, int]
+    demotions: int
+    spills: int
+    moved_bytes: dict[str, int]
+    stall_s: float
+    refresh_tokens: int
+    seconds: float
+    wall_s: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+def run_arm(
+    model: SimulatedModel,
+    name: str,
+    load: Load,
+    memory: Memory,
+    cost: CostModel,
+    serving: Serving,
+    progress: Callable[[int], None] = lambda done: None,
+) -> ArmResult:
+    """Serve ``load`` with the arm ``name`` of :data:`ARMS`.
+
+    Raises:
+        ValueError: for an unknown arm, or memory too small for it, saying how much it takes.
+    """
+    if name not in ARMS:
+        raise ValueError(f"arms must be of {', '.join(ARMS)}, got {name!r}")
+    arm = ARMS[name]
+    try:
+        split = divide_memory(model, arm, memory, two_pass_refresh=serving.two_pass_refresh)
+    except ValueError as error:
+        raise ValueError(f"arm {name}: {error} on each of {memory.ranks} ranks") from error
+    kv_pages = memory.kv_bytes // (memory.kv_bytes_per_token * load.tokens_per_id)
+    if not kv_pages:
+        raise ValueError(
+            f"KV memory must hold {load.tokens_per_id} tokens of {memory.kv_bytes_per_token} bytes, got {memory.kv_bytes}"
+        )
+    dense_bytes = split.native_bytes // (split.native_slots + 1)
+    compressed_bytes = slot_bytes(model, arm, memory.ranks)
+    config = CacheConfig(
+        native_slots=split.native_slots,
+        compressed_slots=split.compressed_slots,
+        kv_pages=kv_pages,
+        native_slot_bytes=dense_bytes,
+        compressed_slot_bytes=compressed_bytes or 1,
+        refresh_window_tokens=model.replay_tokens if arm.refresh else 0,
+    )
+    started = time.perf_counter()
+    result = simulate(load, config, cost, replace(serving, collective=arm.mode != "off"), progress=progress)
+    return _summary(name, memory, config, result, time.perf_counter() - started)
+
+
+def _summary(name: str, memory: Memory, config: CacheConfig, result: Simulation, wall_s: float) -> ArmResult:
+    requests = result.requests
+    ttft = np.array([r.ttft_s for r in requests])
+    e2e = np.array([r.e2e_s for r in requests])
+    return ArmResult(
+        arm=name,
+        memory_bytes=memory.state_bytes,
+        native_slots=config.native_slots,
+        compressed_slots=config.compressed_slots,
+        slot_bytes=config.compressed_slot_bytes if config.compressed_slots else config.native_slot_bytes,
+        requests=len(requests),
+        token_hit_rate=sum(r.hit_tokens for r in requests) / sum(r.prompt_tokens for r in requests),
+        request_hit_rate=sum(r.tier != "miss" for r in requests) / len(requests),
+        ttft_mean_s=float(ttft.mean()),
+        ttft_p95_s=float(np.percentile(ttft, 95)),
+        e2e_mean_s=float(e2e.mean()),
+        e2e_p95_s=float(np.percentile(e2e, 95)),
+        evictions=result.counters["evictions"],
+        demotions=result.counters["demotions"],
+        spills=result.counters["spills"],
+        moved_bytes=result.moved_bytes,
+        stall_s=result.counters["stall_s"],
+        refresh_tokens=result.refresh_tokens,
+        seconds=result.seconds,
+        wall_s=wall_s,
+    )
+
+
+def run_arms(
+    model: SimulatedModel,
+    names: Sequence[str],
+    load: Load,
+    memories: Sequence[Memory],
+    cost: CostModel,
+    serving: Serving,
+    progress: Callable[[str, int], None] = lambda what, done: None,
+) -> list[ArmResult]:
+    """Every arm under every budget, budgets in the outer order.
+
+    Args:
+        progress: called with what runs and how many requests it has finished.
+
+    Raises:
+        ValueError: as :func:`run_arm`.
+    """
+    results = []
+    for memory in memories:
+        for name in names:
+            what = f"{name}, {memory.state_bytes / 2**30:g} GiB"
+            results.append(run_arm(model, name, load, memory, cost, serving, lambda n, w=what: progress(w, n)))
+    return results
