@@ -247,7 +247,7 @@ def test_what_a_family_cannot_express_is_refused(tmp_path: Path) -> None:
     unequal = dataclasses.replace(soft, head_v_dim=32)
     cases = [
         ("kimi_linear", safe, {}, "cannot express kda with the safe gate and lower bound -5.0"),
-        ("kimi_k3", soft, {}, "gate_lower_bound must be a number"),
+        ("kimi_k3", soft, {}, "gate_lower_bound must be a finite number"),
         ("kimi_linear", gdn, {}, "equal key and value heads|cannot express gdn"),
         ("qwen3_next", soft, {}, "cannot express kda"),
         ("kimi_linear", unequal, {}, "must have equal key and value heads and dimensions, got 4 x 16 and 4 x 32"),
