@@ -138,9 +138,7 @@ class TensorStorage:
         self._compressed: _CompressedPool | None = None
         if compressed_slots:
             if layout is None or codec is None:
-                raise ValueError(
-                    f"{compressed_slots} compressed slots need a layout and a codec, got {layout}, {codec}"
-                )
+                raise ValueError(f"{compressed_slots} compressed slots need a layout and a codec, one is None")
             self._compressed = _CompressedPool(layout, compressed_slots, codec, device)
 
     @property
@@ -152,6 +150,15 @@ class TensorStorage:
     def compressed_bytes(self) -> int:
         """Bytes of the compressed pool, reserved slot included."""
         return 0 if self._compressed is None else self._compressed.nbytes
+
+    @property
+    def native_slot_bytes(self) -> int:
+        return self.native_bytes // (self.native_slots + 1)
+
+    @property
+    def compressed_slot_bytes(self) -> int:
+        """0 without a compressed pool."""
+        return self.compressed_bytes // (self.compressed_slots + 1)
 
     def _pool(self) -> _CompressedPool:
         if self._compressed is None:

@@ -68,33 +68,47 @@ class Answer:
     record: RequestRecord
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """A request in the queue.
+
+    Attributes:
+        request: what was asked.
+        arrival_s: when, on the engine's clock.
+        lookup: use what is cached; no longer after a state that could not be read.
+    """
+
+    request: Request
+    arrival_s: float
+    lookup: bool
+
+
 @dataclass(eq=False)
 class Running:
     """An admitted request.
 
     Attributes:
-        request: what was asked.
-        arrival_s: when, on the engine's clock.
+        waiting: what it was in the queue.
         lease: its share of the cache; its tokens are the prompt and what was generated and goes on.
         tier: of the state it was served from, or ``"miss"``.
         window_tokens: replay tokens its next forward starts with; 0 once refreshed.
-        generator: draws its tokens; ``None`` when the likeliest is taken.
         outputs: generated token ids.
-        ttft_s: from arrival to the first of them.
+        first_token_s: when the first of them came, on the engine's clock.
     """
 
-    request: Request
-    arrival_s: float
+    waiting: Waiting
     lease: Lease
     tier: str
     window_tokens: int
-    generator: torch.Generator | None = None
     outputs: list[int] = field(default_factory=list)
-    ttft_s: float = 0.0
+    first_token_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.request.temperature > 0:
-            self.generator = torch.Generator().manual_seed(self.request.seed)
+        self._generator = torch.Generator().manual_seed(self.request.seed)
+
+    @property
+    def request(self) -> Request:
+        return self.waiting.request
 
     def span(self, start: int, end: int) -> Tensor:
         """Token ids at positions ``start .. end - 1``, int64."""
@@ -108,7 +122,22 @@ class Running:
 
     def choose(self, logits: Tensor) -> int:
         """The next token from ``logits`` ``[vocab]``."""
-        if self.generator is None:
+        if self.request.temperature == 0:
             return int(logits.argmax())
-        chances = torch.softmax(logits.double().cpu() / self.request.temperature, dim=0)
-        return int(torch.multinomial(chances, 1, generator=self.generator))
+        chances = torch.softmax(logits.double() / self.request.temperature, dim=0)
+        return int(torch.multinomial(chances, 1, generator=self._generator))
+
+    def answer(self, now_s: float) -> Answer:
+        """The completed request."""
+        arrival_s = self.waiting.arrival_s
+        record = RequestRecord(
+            request_id=self.request.request_id,
+            arrival_s=arrival_s,
+            ttft_s=self.first_token_s - arrival_s,
+            e2e_s=now_s - arrival_s,
+            prompt_tokens=len(self.request.tokens),
+            hit_tokens=self.lease.hit_tokens,
+            tier=self.tier,
+            output_tokens=len(self.outputs),
+        )
+        return Answer(self.request, tuple(self.outputs), record)
