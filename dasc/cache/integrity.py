@@ -123,12 +123,14 @@ def _check_store(store: TwoTierStore, entries: list[StateEntry]) -> None:
     _require(
         store.compressed_count == tiers[Tier.COMPRESSED], f"{store.compressed_count} compressed counted, not there"
     )
-    packing = {packing.entry.serial: packing for packing in store.packing}
+    packing = {packing.entry.serial: packing for packing in store.packs.under_way()}
     demoting = {entry.serial for entry in entries if entry.tier is Tier.DEMOTING}
     _require(set(packing) == demoting, f"packs of {sorted(packing)} but {sorted(demoting)} demoting")
-    _require(list(packing) == [p.entry.serial for p in store.packing], "an entry is packed twice")
-    releasing = sum(p.entry.locks == 0 for p in store.packing)
-    _require(store.releasing == releasing, f"{store.releasing} slots to come, but {releasing} unlocked packs")
+    _require(list(packing) == [p.entry.serial for p in store.packs.under_way()], "an entry is packed twice")
+    releasing = sum(p.entry.locks == 0 for p in store.packs.under_way())
+    _require(
+        store.packs.releasing == releasing, f"{store.packs.releasing} slots to come, but {releasing} unlocked packs"
+    )
     if store.dense_limit is not None:
         over = tiers[Tier.DENSE] - store.dense_limit
         _require(over <= 0, f"{over} dense checkpoints too many")
@@ -144,7 +146,7 @@ def _check_slots(cache: PrefixCache, entries: list[StateEntry]) -> None:
     native: list[tuple[int, object]] = [(lease.slot, lease) for lease in cache.leases.values()]
     native += [(entry.slot, entry) for entry in entries if entry.tier is not Tier.COMPRESSED]
     compressed: list[tuple[int, object]] = [(entry.slot, entry) for entry in entries if entry.tier is Tier.COMPRESSED]
-    compressed += [(packing.target, packing.entry) for packing in [*store.packing, *store.abandoned]]
+    compressed += [(packing.target, packing.entry) for packing in [*store.packs.under_way(), *store.packs.abandoned]]
     for pool, uses in ((cache.ledger.native, native), (cache.ledger.compressed, compressed)):
         users = dict(uses)
         _require(len(users) == len(uses), f"{pool.name}: a slot has two users, in {sorted(slot for slot, _ in uses)}")

@@ -185,13 +185,13 @@ class Ledger:
     def occupancy(self) -> dict[str, int]:
         """What is where now: slots by use, bytes of the tiers, KV pages and tree nodes."""
         config, store = self.config, self.store
-        dense = store.dense_count + store.packing_count
+        dense = store.dense_count + len(store.packs)
         return {
             "native_slots": self.native.slots,
             "native_free": self.native.free_slots,
             "running": self.native.held_slots - dense,
             "dense": store.dense_count,
-            "demoting": store.packing_count,
+            "demoting": len(store.packs),
             "compressed_slots": self.compressed.slots,
             "compressed_free": self.compressed.free_slots,
             "compressed": store.compressed_count,

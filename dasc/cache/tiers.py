@@ -18,13 +18,13 @@ import enum
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from dasc.cache.counters import Counters, History
 from dasc.cache.entries import NotCached, StateEntry, Tier
 from dasc.cache.lru import LruHeap
+from dasc.cache.packing import Packing, PackQueue
 from dasc.cache.pools import SlotAllocator
-from dasc.cache.transfers import Mover, Settled, Ticket
+from dasc.cache.transfers import Mover
 
 logger = logging.getLogger(__name__)
 
@@ -42,15 +42,6 @@ class Event(enum.IntEnum):
     EVICT = 8
 
 
-@dataclass(eq=False, slots=True)
-class Packing:
-    """A pack under way from ``entry``'s native slot to the compressed slot ``target``."""
-
-    entry: StateEntry
-    target: int
-    ticket: Ticket
-
-
 class TwoTierStore:
     """Checkpoints in two tiers under one recency order. The attributes without underscore are for reading.
 
@@ -58,8 +49,7 @@ class TwoTierStore:
         dense_count: dense checkpoints at rest.
         compressed_count: compressed checkpoints.
         queues: the order of recency of each tier at rest.
-        abandoned: packs whose caller was interrupted; their targets may still be written.
-        releasing: packs under way whose native slot comes free at their commit, since nothing locks them.
+        packs: the packs under way.
 
     Args:
         native: pool of running states and dense checkpoints.
@@ -106,25 +96,12 @@ class TwoTierStore:
         self.compressed_count = 0
         self._on_evict = on_evict
         self._agree = agree
-        self._clock = clock
         self._now = 0
         self._serial = 0
         self._dense: LruHeap[StateEntry] = LruHeap(lambda e: e.locks == 0 and e.tier is Tier.DENSE)
         self._compressed: LruHeap[StateEntry] = LruHeap(lambda e: e.locks == 0 and e.tier is Tier.COMPRESSED)
         self.queues = {Tier.DENSE: self._dense, Tier.COMPRESSED: self._compressed}
-        self._packing: dict[int, Packing] = {}  # by entry serial, in the order started
-        self.abandoned: list[Packing] = []
-        self.releasing = 0
-
-    @property
-    def packing(self) -> list[Packing]:
-        """Packs under way, in the order started."""
-        return list(self._packing.values())
-
-    @property
-    def packing_count(self) -> int:
-        """Entries whose pack is under way."""
-        return len(self._packing)
+        self.packs = PackQueue(mover, self.counters, agree, clock)
 
     # -- running states -------------------------------------------------------------------------------------------
 
@@ -139,11 +116,11 @@ class TwoTierStore:
         """
         may_demote = True
         while (slot := self.native.alloc(owner)) is None:
-            if self.releasing == 0 and not self._reclaim_one(may_demote):
+            if self.packs.releasing == 0 and not self._reclaim_one(may_demote):
                 return None
             if self.native.free_slots == 0:
                 self.counters.forced_waits += 1
-                may_demote = self._commit(next(p for p in self._packing.values() if p.entry.locks == 0))
+                may_demote = self._commit(self.packs.first_releasing())
         self.history.record(Event.ALLOCATE, slot)
         return slot
 
@@ -215,13 +192,19 @@ class TwoTierStore:
             return NotCached.NO_ROOM
         dense = self.compressed.free_slots == 0
         entry = self._new_entry(position, Tier.DENSE if dense else Tier.COMPRESSED, 0)
-        slot = self.native.alloc(entry) if dense else self.compressed.alloc(entry)
+        pool = self.native if dense else self.compressed
+        slot = pool.alloc(entry)
         assert slot is not None, "room was made"
         entry.slot = slot
-        stored = self._copy_now(entry, active_slot) if dense else self._pack_now(entry, active_slot)
+        try:
+            stored = self._copy_now(entry, active_slot) if dense else self.packs.run(entry, active_slot, slot)
+        except BaseException:
+            if not self.packs.has_abandoned(entry):  # else its target may still be written; ``step`` frees it
+                pool.free(slot, entry)
+            raise
         self.history.record(Event.CHECKPOINT, entry.serial, position, slot, stored)
         if not stored:
-            (self.native if dense else self.compressed).free(slot, entry)
+            pool.free(slot, entry)
             entry.tier, entry.slot = Tier.ABSENT, 0
             return NotCached.TRANSFER_FAILED
         self.counters.stored[entry.tier.value] += 1
@@ -244,25 +227,11 @@ class TwoTierStore:
     def _copy_now(self, entry: StateEntry, active_slot: int) -> bool:
         try:
             self.mover.copy([(active_slot, entry.slot)])
+            ok = True
         except Exception:
             logger.warning("copying native slot %d failed", active_slot, exc_info=True)
-            return self._agree(False)
-        except BaseException:
-            self.native.free(entry.slot, entry)
-            raise
-        return self._agree(True)
-
-    def _pack_now(self, entry: StateEntry, active_slot: int) -> bool:
-        try:
-            ticket = self._submit(active_slot, entry.slot)
-        except BaseException:
-            self.compressed.free(entry.slot, entry)
-            raise
-        try:
-            return self._wait(ticket)
-        except BaseException:
-            self.abandoned.append(Packing(entry, entry.slot, ticket))
-            raise
+            ok = False
+        return self._agree(ok)
 
     # -- use ------------------------------------------------------------------------------------------------------
 
@@ -280,7 +249,7 @@ class TwoTierStore:
         if entry.tier is Tier.ABSENT:
             raise ValueError(f"entry {entry.serial} is gone and cannot be locked")
         if entry.locks == 0 and entry.pinned:
-            self.releasing -= 1
+            self.packs.releasing -= 1
         entry.locks += 1
 
     def unlock(self, entry: StateEntry) -> None:
@@ -299,7 +268,7 @@ class TwoTierStore:
         elif entry.tier is Tier.COMPRESSED:
             self._compressed.push(entry)
         else:
-            self.releasing += 1
+            self.packs.releasing += 1
 
     # -- reclamation ----------------------------------------------------------------------------------------------
 
@@ -308,13 +277,14 @@ class TwoTierStore:
 
         A pack whose entry is locked waits for a later step. Mutates entries and pools; native slots come free here.
         """
-        self._reap_abandoned()
+        for packing in self.packs.reap():
+            self.compressed.free(packing.target, packing.entry)
         self.settle()
         self.reclaim(self.watermark)
 
     def settle(self) -> None:
         """Commit every pack whose entry is unlocked, in the order started, waiting for each."""
-        for packing in list(self._packing.values()):
+        for packing in self.packs.under_way():
             if packing.entry.locks == 0:
                 self._commit(packing)
 
@@ -324,7 +294,7 @@ class TwoTierStore:
         Returns:
             Whether that many are; ``False`` is backpressure.
         """
-        while self.native.free_slots + self.releasing < slots:
+        while self.native.free_slots + self.packs.releasing < slots:
             if not self._reclaim_one(may_demote=True):
                 return False
         return True
@@ -345,7 +315,7 @@ class TwoTierStore:
         if entry.locks or entry.tier is Tier.ABSENT:
             raise ValueError(f"entry {entry.serial} cannot be evicted: {entry.tier.value} with {entry.locks} locks")
         if entry.pinned:
-            self._commit(self._packing[entry.serial])
+            self._commit(self.packs.of(entry))
         if entry.tier is Tier.DENSE:
             self.native.free(entry.slot, entry)
             self._dense.discard(entry)
@@ -383,7 +353,7 @@ class TwoTierStore:
             self.evict(entry, cause)
         return entry is not None
 
-    # -- packs under way ------------------------------------------------------------------------------------------
+    # -- demotion -------------------------------------------------------------------------------------------------
 
     def _start_pack(self, entry: StateEntry) -> None:
         target = self.compressed.alloc(entry)
@@ -393,49 +363,15 @@ class TwoTierStore:
         entry.tier = Tier.DEMOTING
         self.history.record(Event.PACK, entry.serial, entry.slot, target)
         try:
-            ticket = self._submit(entry.slot, target)
+            self.packs.start(entry, target)
         except BaseException:
             self._roll_back(entry, target)
             raise
-        self._packing[entry.serial] = Packing(entry, target, ticket)
-        self.releasing += 1
-
-    def _submit(self, native_slot: int, target: int) -> Ticket:
-        """Start a pack. One that cannot start fails like any other, when it is asked for its result."""
-        try:
-            return self.mover.pack(native_slot, target)
-        except Exception as error:
-            return Settled(error)
-
-    def _wait(self, ticket: Ticket) -> bool:
-        """Whether the pack succeeded, on all ranks."""
-        ok = self._agree(self._succeeded(ticket))
-        if not ok:
-            self.counters.failed_packs += 1
-        return ok
-
-    def _succeeded(self, ticket: Ticket) -> bool:
-        started = self._clock()
-        try:
-            ticket.result()
-            ok = True
-        except Exception:
-            logger.warning("a pack failed; its source stays as it was", exc_info=True)
-            ok = False
-        waited = self._clock() - started
-        if waited < 0:
-            self.counters.clock_errors += 1
-        else:
-            self.counters.stall_s += waited
-        return ok
 
     def _commit(self, packing: Packing) -> bool:
         """Wait for a pack; move its entry to the compressed tier, or roll back. Interrupted, it stays under way."""
         entry = packing.entry
-        ok = self._wait(packing.ticket)
-        del self._packing[entry.serial]
-        self.releasing -= 1
-        if not ok:
+        if not self.packs.finish(packing):
             self._roll_back(entry, packing.target)
             return False
         self.native.free(entry.slot, entry)
@@ -455,14 +391,6 @@ class TwoTierStore:
         self._dense.push(entry)
         if not room:
             self.evict(entry, "pack_failed")
-
-    def _reap_abandoned(self) -> None:
-        """Free the targets of interrupted packs, once nothing writes to them any more."""
-        while self.abandoned:
-            packing = self.abandoned[0]
-            self._succeeded(packing.ticket)
-            del self.abandoned[0]
-            self.compressed.free(packing.target, packing.entry)
 
 
 def _check_position(position: int) -> None:

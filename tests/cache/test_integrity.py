@@ -67,8 +67,8 @@ PLANTS = {
     "absent entry": lambda h: setattr(entry(h, (5, 6)), "tier", Tier.ABSENT),
     "dense counted": lambda h: setattr(ledger(h).store, "dense_count", 5),
     "compressed counted": lambda h: setattr(ledger(h).store, "compressed_count", 5),
-    "demoting": lambda h: ledger(h).store._packing.clear(),
-    "slots to come": lambda h: setattr(ledger(h).store, "releasing", 5),
+    "demoting": lambda h: ledger(h).store.packs._under_way.clear(),
+    "slots to come": lambda h: setattr(ledger(h).store.packs, "releasing", 5),
     "too many": lambda h: setattr(ledger(h).store, "dense_limit", 0),
     "one stamp": lambda h: setattr(entry(h, (5, 6)), "stamp", entry(h, (1, 2)).stamp),
     "5 is missing|is missing from its order": lambda h: [

@@ -204,11 +204,11 @@ def test_a_step_reclaims_down_to_the_watermark_in_age_order():
     bench.gone.clear()
     assert bench.native.free_slots == 1
     bench.store.step()
-    assert [p.entry.position for p in bench.store.packing] == [4]
+    assert [p.entry.position for p in bench.store.packs.under_way()] == [4]
     assert bench.native.free_slots == 1, "not before the pack is committed"
     bench.store.step()
     assert bench.native.free_slots == 2
-    assert bench.store.packing == []
+    assert len(bench.store.packs) == 0
 
 
 # -- transactional demotion -------------------------------------------------------------------------------------------
@@ -219,9 +219,9 @@ def test_a_demotion_commits_only_when_the_locks_of_concurrent_hits_are_gone():
     entry = bench.finish(1)
     bench.store.lock(entry)
     bench.store.step()
-    assert (entry.tier, bench.store.releasing) == (Tier.DEMOTING, 0)
+    assert (entry.tier, bench.store.packs.releasing) == (Tier.DEMOTING, 0)
     bench.store.unlock(entry)
-    assert bench.store.releasing == 1
+    assert bench.store.packs.releasing == 1
     bench.store.step()
     assert entry.tier is Tier.COMPRESSED
 
