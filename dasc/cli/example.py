@@ -10,8 +10,7 @@ MODELS = ("kimi-linear", "qwen3-next", "kimi-k3")
 @click.command()
 @click.argument("model", type=click.Choice(MODELS))
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder to write.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the drawn decay parameters.")
-def example(model: str, output: Path, seed: int) -> None:
+def example(model: str, output: Path) -> None:
     """Write a checkpoint of MODEL's shape and format with made-up decay parameters.
 
     Only what `dasc plan` reads is in it. The decays of kimi-linear are made so that W_max = 16 keeps as many key
@@ -21,9 +20,9 @@ def example(model: str, output: Path, seed: int) -> None:
     from dasc.models.synthetic import GEOMETRIES, example_gate, published_kimi_linear, write_checkpoint
 
     if model == "kimi-linear":
-        geometry, gate = published_kimi_linear(seed=seed)
+        geometry, gate = published_kimi_linear()
     else:
         geometry = GEOMETRIES[model]
-        gate = example_gate(geometry, seed)
-    write_checkpoint(output, gate=gate, geometry=geometry)
+        gate = example_gate(geometry)
+    write_checkpoint(output, geometry.family, gate, geometry)
     click.echo(f"{model}: decay parameters of {geometry.num_layers} recurrent layers written to {output}")
