@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,7 @@ def plan(
     from rich.console import Console
 
     # a pipe has no width; the tables need about this much
-    console = Console(highlight=False, width=None if click.get_text_stream("stdout").isatty() else 118)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 118)
     print_summary(summary, console)
     if output is not None:
         console.print(f"plan written to {output}", soft_wrap=True)
