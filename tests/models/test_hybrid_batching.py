@@ -280,10 +280,10 @@ def test_a_wrong_batch_is_refused_with_what_was_expected(build, message: str):
     [
         (Batch((sequence(tokens=torch.tensor([0, 1, 97])),)), r"tokens must be in \[0, 97\), got 0 to 97"),
         (Batch((sequence(tokens=torch.tensor([-1, 1, 2])),)), r"tokens must be in \[0, 97\), got -1 to 2"),
-        (Batch((sequence(state_slot=8),)), r"slots of the state pool must be in \[0, 8\), got 8"),
-        (Batch((sequence(source_slot=-1),)), r"slots of the state pool must be in \[0, 8\), got -1"),
+        (Batch((sequence(state_slot=8),)), r"state slots must be in \[0, 8\), got 8"),
+        (Batch((sequence(source_slot=-1),)), r"state slots must be in \[0, 8\), got -1"),
         (Batch((sequence(kv_slots=torch.arange(395, 403)),)), r"kv_slots must be in \[0, 400\), got 395 to 402"),
-        (Batch((sequence(window=torch.tensor([97])),), global_units=MASK), r"window must be in \[0, 97\)"),
+        (Batch((sequence(window=torch.tensor([97])),), global_units=MASK), r"tokens must be in \[0, 97\), got 0 to 97"),
         (Batch((sequence(),), global_units=MASK[:, :3]), "mask must be torch.bool"),
     ],
 )

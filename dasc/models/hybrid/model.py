@@ -160,18 +160,16 @@ class HybridModel:
                 raise ValueError(f"{name} must be {expected}, got {list(pool.shape)}")
         if batch.global_units is not None:
             check_mask(config.geometry, batch.global_units)
-        slots = torch.tensor([[s.state_slot, s.read_slot] for s in batch.sequences])
-        _check_range("slots of the state pool", slots, states.temporal.shape[1])
-        for s in batch.sequences:
-            _check_range("kv_slots", s.kv_slots, kv.rows.shape[1])
-            _check_range("tokens", s.tokens, config.vocab_size)
-            if s.window is not None:
-                _check_range("window", s.window, config.vocab_size)
-
-
-def _check_range(name: str, values: Tensor, end: int) -> None:
-    if values.numel() and not 0 <= int(values.min()) <= int(values.max()) < end:
-        raise ValueError(f"{name} must be in [0, {end}), got {int(values.min())} to {int(values.max())}")
+        slots = torch.tensor([slot for s in batch.sequences for slot in (s.state_slot, s.read_slot)])
+        windows = [s.window for s in batch.sequences if s.window is not None]
+        for name, values, end in (
+            ("state slots", slots, states.temporal.shape[1]),
+            ("kv_slots", torch.cat([s.kv_slots for s in batch.sequences]), kv.rows.shape[1]),
+            ("tokens", torch.cat([s.tokens for s in batch.sequences] + windows), config.vocab_size),
+        ):
+            low, high = int(values.min()), int(values.max())
+            if low < 0 or high >= end:
+                raise ValueError(f"{name} must be in [0, {end}), got {low} to {high}")
 
 
 def read_layers(config: HybridConfig, weights: WeightReader) -> tuple[list[Block], Tensor, Tensor, Tensor]:

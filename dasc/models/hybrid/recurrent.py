@@ -149,7 +149,7 @@ class GatedDeltaNet(Recurrent):
         self.qkv, self.z = (qkvz.rows(_segments(heads, sizes, part)) for part in ((0, 1, 2), (3,)))
         self.b, self.a = (ba.rows(_segments(heads, [bundle, bundle], part)) for part in ((0,), (1,)))
         self.conv_weight = weights.take(f"{name}.conv1d.weight", geometry.conv_channels, 1, geometry.conv_width)[:, 0]
-        self.A_log = weights.take_heads(f"{name}.A_log", geometry.num_value_heads)
+        self.A_log = weights.take_wide(f"{name}.A_log", geometry.num_value_heads)
         self.dt_bias = weights.take_wide(f"{name}.dt_bias", geometry.num_value_heads)
         self.norm = weights.take_wide(f"{name}.norm.weight", V)
         self.out = Linear.read(weights, f"{name}.out_proj", hidden, geometry.num_value_heads * V)

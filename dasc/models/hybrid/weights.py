@@ -46,7 +46,7 @@ class WeightReader:
     def take_heads(self, name: str, heads: int) -> Tensor:
         """The first ``heads`` numbers of a weight with any axes, ``[heads]``, in FP32 or better.
 
-        ``A_log`` comes as ``[H]``, as ``[1, 1, H, 1]``, or longer than ``H``.
+        KDA's ``A_log`` comes as ``[H]``, as ``[1, 1, H, 1]``, or longer than ``H``.
 
         Raises:
             ValueError: when it is missing or shorter.
