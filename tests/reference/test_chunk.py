@@ -42,7 +42,7 @@ def test_any_constant_decay_is_finite_and_right(channel_gate, g, chunk_size):
 
 
 @BOTH
-def test_no_decay_forgets_everything_in_between(channel_gate):
+def test_mixed_decays_down_to_zero_equal_the_recurrence(channel_gate):
     """Fault 33: -inf, 0 and ordinary decays beside one another."""
     inputs = DeltaRuleCase(1, 40, 1, 2, 8, 5, channel_gate).build()
     choice = torch.randint(4, inputs["g"].shape, generator=torch.Generator().manual_seed(1))

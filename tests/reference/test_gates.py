@@ -61,6 +61,20 @@ def test_gates_equal_exact_arithmetic(dtype, a, A_log, dt_bias, lower_bound):
 
 
 @DTYPES
+def test_ordinary_inputs_cost_only_a_few_roundings(dtype):
+    """No shortcut for large inputs, no detour by logarithms: horizons are compared strictly."""
+    eps = torch.finfo(dtype).eps
+    for A_log in (-8.0, -1.0, 0.0, 5.0):
+        for x in (-30.0, -3.0, -0.25, 0.0, 0.5, 7.0, 20.5, 25.0, 33.0):
+            a, rate, zero = (torch.tensor([number], dtype=dtype) for number in (x, A_log, 0.0))
+            assert_near(softplus_gate(a, rate, zero), exact_softplus_gate(x, A_log, 0.0), 4 * eps)
+            argument = abs(math.exp(A_log) * x)
+            if argument < 80:
+                got = safe_gate(a, rate, zero, -5.0)
+                assert_near(got, exact_safe_gate(x, A_log, 0.0, -5.0), (4 + 2 * argument) * eps)
+
+
+@DTYPES
 @given(
     numbers=st.lists(
         st.one_of(

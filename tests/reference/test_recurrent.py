@@ -243,7 +243,7 @@ def test_half_precision_inputs_with_a_state_near_their_maximum_stay_finite(chann
     assert_same(DeltaRuleOutput(exact.o, got.final_state.double()), exact, 1e-5)
 
 
-def test_decays_of_nothing_and_of_everything():
+def test_a_decay_of_zero_forgets_a_channel_and_one_of_one_keeps_it():
     """Fault 33; g = -inf forgets the state exactly."""
     inputs = DeltaRuleCase(1, 6, 1, 1, 4, 3, True).build()
     inputs["g"] = torch.zeros_like(inputs["g"])
