@@ -177,7 +177,7 @@ def shard_mask(geometry: StateGeometry, mask: Tensor, ranks: int, head_order: Te
     """
     check_mask(geometry, mask)
     geometry.check_ranks(ranks)
-    per_head = mask.reshape(geometry.num_layers, geometry.num_value_heads, geometry.units_per_head)
+    per_head = mask.view(geometry.num_layers, geometry.num_value_heads, geometry.units_per_head)
     if head_order is not None:
         per_head = per_head.gather(1, head_order[:, :, None].expand_as(per_head))
     return [part.flatten(1) for part in per_head.chunk(ranks, dim=1)]

@@ -146,8 +146,7 @@ def _check_head_order(geometry: StateGeometry, head_order: Tensor) -> None:
     if not torch.equal(head_order.sort(dim=1).values, torch.arange(geometry.num_value_heads).expand(shape)):
         raise ValueError("head_order must hold every head once in each layer")
     bundles = head_order.reshape(geometry.num_layers, geometry.num_key_heads, geometry.bundle)
-    first = bundles[:, :, :1]
-    if (first % geometry.bundle).any() or not torch.equal(bundles, first + torch.arange(geometry.bundle)):
+    if not torch.equal(bundles, bundles[:, :, :1] + torch.arange(geometry.bundle)):
         raise ValueError("head_order must keep the heads that share a key head adjacent and ascending")
 
 

@@ -268,12 +268,10 @@ def _plan_of(fields: dict[str, Any], tensors: dict[str, Tensor]) -> SelectionPla
     return plan
 
 
-def _write(path: Path, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def _write(path: Path, fields: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Write the file under another name, then give it its own."""
-    # safetensors takes neither strided tensors nor two that share memory
-    copies = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
-    text = _seal(fields, copies)
-    data = safetensors.torch.save(copies, {_METADATA_KEY: text})
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    data = safetensors.torch.save(tensors, {_METADATA_KEY: _seal(fields, tensors)})
     temporary = path.with_name(f".dasc-{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "xb") as file:
@@ -344,4 +342,4 @@ def _seal(fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
 
 
 def _canonical(value: object) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))

@@ -154,7 +154,8 @@ def test_a_loaded_plan_does_not_change_with_its_file(tmp_path: Path):
 @pytest.fixture(scope="module")
 def small_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("small") / "a"
-    make_plan(gdn(layers=1, key_heads=2, bundle=2), seed=5, mode="hybrid", degrees=(2,)).save(path)
+    geometry = dataclasses.replace(gdn(layers=1, key_heads=2, bundle=2), family="\xe9")  # hex digits of either case
+    make_plan(geometry, seed=5, mode="hybrid", degrees=(2,)).save(path)
     return path.read_bytes()
 
 
@@ -166,7 +167,7 @@ def refused(path: Path, data: bytes | None = None) -> str:
         SelectionPlan.load(path)
     message = str(caught.value)
     assert message.startswith(f"{path}: ")
-    return message
+    return message.removeprefix(f"{path}: ")
 
 
 def test_every_flipped_bit_is_refused(tmp_path: Path, small_file: bytes):
@@ -189,6 +190,12 @@ def test_every_truncation_and_any_addition_is_refused(tmp_path: Path, small_file
         refused(path)
     for more in (b"\0", b" ", small_file):
         refused(path, small_file + more)
+
+
+def test_the_checksum_covers_how_the_bytes_are_read(tmp_path: Path, small_file: bytes):
+    for as_written, other in ((b'"BOOL"', b'"U8"  '), (b'"shape":[1,4]', b'"shape":[4,1]'), (b'"mask"', b'"musk"')):
+        assert as_written in small_file
+        assert "checksum" in refused(tmp_path / "a", small_file.replace(as_written, other))
 
 
 @given(st.data())
@@ -217,6 +224,8 @@ def test_what_is_no_plan_is_refused_in_one_line_that_names_the_file(tmp_path: Pa
     ):
         assert "not a" in refused(path, len(odd).to_bytes(8, "little") + odd)
     refused(path, b"\xff" * 8 + b"{}")
+    odd = b'{"__metadata__":{"dasc_plan":"{}"},"a":{"dtype":"F8_E8M0","shape":[2],"data_offsets":[0,2]}}'
+    refused(path, len(odd).to_bytes(8, "little") + odd + b"\0\0")
     for text in ("", "[]", "3", "{}", "[" * 100_000, '{"format_version":NaN}'):
         assert "\n" not in refused(path, safetensors.torch.save(foreign, {"dasc_plan": text}))
     with pytest.raises(PlanError, match=r"missing\.plan: cannot be read"):
@@ -270,7 +279,7 @@ def test_no_field_may_be_missing_added_or_of_another_type(tmp_path: Path):
             parent = fields
             for step in at:
                 parent = parent[step]
-            if type(value) is type(parent[key]) and value in ("x", 1.5, True, 10**400):
+            if type(value) is type(parent[key]) and value in (1.5, True, 10**400):
                 continue  # not wrong in itself
             if value == "remove":
                 del parent[key]
@@ -285,6 +294,18 @@ def test_no_field_may_be_missing_added_or_of_another_type(tmp_path: Path):
         if isinstance(value, dict):
             value["extra"] = 1
             crafted(tmp_path / "a", fields, tensors)
+
+
+def test_a_dtype_has_one_name(tmp_path: Path):
+    fields, tensors = contents()
+    fields["dtypes"]["temporal"] = "float"
+    assert "does not have" in crafted(tmp_path / "a", fields, tensors)
+
+
+def test_a_family_is_a_name(tmp_path: Path):
+    fields, tensors = contents()
+    fields["family"] = fields["geometry"]["family"] = 5
+    assert "family must be a string" in crafted(tmp_path / "a", fields, tensors)
 
 
 def test_placements_are_listed_once_in_order(tmp_path: Path):
