@@ -37,6 +37,7 @@ class FakeHub:
     failures: int = 0  # how many answers are 503
     missing: tuple[str, ...] = ()  # files that are listed, but answered 404
     content_range: str | None = None  # a lie
+    most: int | None = None  # bytes of the longest range it sends at once
     api_body: bytes | None = None  # another answer of the API
     seen: list[Seen] = field(default_factory=list)
 
@@ -118,6 +119,7 @@ class FakeHub:
         start, end, record.status = 0, size, 200
         if wanted and not self.ignore_ranges:
             start, end, record.status = int(wanted[1]), min(size, int(wanted[2] or size - 1) + 1), 206
+            end = end if self.most is None else min(end, start + self.most)
             if start >= size:
                 record.status, end = 416, start
         handler.send_response(record.status)

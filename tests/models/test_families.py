@@ -116,6 +116,12 @@ def test_lists_of_the_other_base_are_refused(family: str, other_base: int) -> No
             geometry(family, num_hidden_layers=5, linear_attn_config={**KIMI_LIST, **lists})
 
 
+def test_block_zero_is_refused_in_a_list_that_starts_at_one() -> None:
+    linear = {**KIMI_LIST, "kda_layers": [0, 1, 3]}
+    with pytest.raises(CheckpointError, match=r"kda_layers must be 1-based block numbers in \[1, 5\], found \[0, 1, 3"):
+        geometry("kimi_linear", num_hidden_layers=5, linear_attn_config=linear)
+
+
 @pytest.mark.parametrize(
     ("kda", "full"), [([1, 2, 3], [3, 4]), ([1, 2], [4]), ([1, 2, 5], [3, 4]), ([1, True], [3, 4])]
 )

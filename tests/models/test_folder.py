@@ -147,6 +147,13 @@ def test_shards_without_decay_tensors_are_not_opened(tmp_path: Path) -> None:
     assert "other.safetensors" not in read_checkpoint(tmp_path).reading.files
 
 
+def test_beside_a_model_file_without_index_other_files_are_not_opened(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "consolidated.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes())
+    assert_values(tmp_path)
+    assert read_checkpoint(tmp_path).reading.files == ("config.json", "model.safetensors")
+
+
 def _bytes_read() -> int:
     """Bytes that this process has asked the kernel for so far."""
     return int(Path("/proc/self/io").read_text().split("rchar: ")[1].split()[0])

@@ -17,6 +17,7 @@ from torch import Tensor
 from dasc.geometry import StateGeometry
 from dasc.models import CheckpointError, read_checkpoint
 from dasc.models.families import FAMILIES
+from dasc.models.source import FolderSource
 from dasc.models.synthetic import example_gate, write_checkpoint
 from tests.models.folders import KDA, H, K, config, tensors, write, write_index
 
@@ -199,6 +200,12 @@ def test_a_truncated_shard_is_an_error(size: int, tmp_path: Path) -> None:
     os.truncate(path, size if size >= 0 else path.stat().st_size + size)
     with pytest.raises(CheckpointError, match=r"model.safetensors: .*(truncated|found only|expected JSON)"):
         read_checkpoint(tmp_path)
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path)
+    with pytest.raises(CheckpointError, match=r"config.json: expected 1000000 bytes at byte 7, found \d+; .*changed"):
+        FolderSource(tmp_path).read_range("config.json", 7, 1_000_007)
 
 
 def test_a_huge_declared_header_is_refused_without_reading_it(tmp_path: Path) -> None:

@@ -141,6 +141,19 @@ def test_a_cut_shard_is_resumed_within_its_range(single: Path, monkeypatch: pyte
     assert [seen.headers["range"] for seen in server.files()] == ["bytes=3-39", "bytes=10-39", "bytes=17-39"]
 
 
+def test_a_whole_file_that_cannot_be_resumed_is_read_again(single: Path) -> None:
+    with FakeHub(single, ignore_ranges=True, cut_after=50, cuts=2) as server:
+        source = hub.HubSource("org/model", revision=None, token=None, endpoint=server.url)
+        assert source.read_all("config.json", 2**20) == (single / "config.json").read_bytes()
+
+
+def test_an_answer_shorter_than_asked_for_is_continued(single: Path) -> None:
+    with FakeHub(single, most=16) as server:
+        source = hub.HubSource("org/model", revision=None, token=None, endpoint=server.url)
+        assert source.read_range("model.safetensors", 3, 40) == (single / "model.safetensors").read_bytes()[3:40]
+    assert [seen.headers["range"] for seen in server.files()] == ["bytes=3-39", "bytes=19-39", "bytes=35-39"]
+
+
 def test_a_connection_that_is_always_cut_is_an_error_after_bounded_tries(single: Path) -> None:
     message = r"org/model@\w+/config.json: no complete answer .* in \d tries"
     with FakeHub(single, cut_after=1, cuts=10**6) as server, pytest.raises(CheckpointError, match=message):
