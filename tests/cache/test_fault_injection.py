@@ -78,7 +78,7 @@ def operations(arm: str, seed: int) -> list[str]:
 @pytest.mark.parametrize("arm", ARMS)
 @pytest.mark.parametrize("seed", range(2))
 def test_a_call_cut_off_at_any_transfer_can_be_repeated_and_leaves_nothing_behind(arm, seed):
-    """Cancellation at each await point: each submit, wait, copy, load, clear and vote of a whole life, one at a time."""
+    """Cancellation at each await point: each submit, wait, copy, load, clear and vote of a life, one at a time."""
     happened = operations(arm, seed)
     kinds = set(happened)
     assert kinds >= {"clear", "agree"} | ({"copy"} if arm == "dense" else {"submit", "wait", "pack", "load"})
@@ -107,6 +107,31 @@ def test_a_call_cut_off_at_any_transfer_can_be_repeated_and_leaves_nothing_behin
             host.check_data()
         assert interrupted == 1
         drain_and_check(host)
+
+
+def test_the_target_of_an_interrupted_pack_is_nobodys_until_the_pack_has_ended():
+    host = Host(CacheConfig(native_slots=3, compressed_slots=1, kv_pages=20, policies=()))
+    host.start("a", [1, 2])
+    host.compute("a", 2)
+
+    def interrupt(operation):
+        if operation == "wait":
+            raise Interrupted
+
+    host.storage.before = interrupt
+    with pytest.raises(Interrupted):
+        host.cache.checkpoint("a", 2)
+    host.storage.before = lambda operation: None
+    host.run("b", [3])
+    assert host.stored()[(3,)].tier.value == "dense", "the one compressed slot may still be written"
+    host.mover.run_some(0b11)
+    host.check_data()
+    host.cache.step()
+    host.run("c", [4])
+    host.cache.step()
+    assert host.stored()[(4,)].tier.value == "compressed"
+    host.check_data()
+    drain_and_check(host)
 
 
 @pytest.mark.parametrize("arm", ARMS)
