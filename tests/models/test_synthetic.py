@@ -235,6 +235,8 @@ def test_only_its_own_folders_are_overwritten(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "a", "qwen3_next", gate, geometry, shards=3)
     write_checkpoint(tmp_path / "a", "qwen3_next", gate, geometry)
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["config.json", "model.safetensors"]
+    with pytest.raises(ValueError, match=r"folder must be a folder, .*model.safetensors is a file"):
+        write_checkpoint(tmp_path / "a" / "model.safetensors", "qwen3_next", gate, geometry)
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "config.json").write_text('{"model_type": "qwen3_next"}')
     with pytest.raises(ValueError, match=r"folder must be empty or written by write_checkpoint, .*b is neither"):

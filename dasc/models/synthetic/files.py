@@ -81,6 +81,8 @@ def write_checkpoint(
     _check_expressed(writer, config, geometry, gate)
     path = Path(folder)
     _clear(path)
+    # First, so that a folder left half written is known as this function's own.
+    (path / CONFIG_FILE).write_text(json.dumps(config, indent=2))
 
     filler = -(-filler_bytes // (8 * geometry.num_blocks)) * 8
     items = list(_items(writer, geometry, gate, dtype, filler))
@@ -95,7 +97,6 @@ def write_checkpoint(
     if shards > 1:
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         (path / INDEX_FILE).write_text(json.dumps(index, indent=2))
-    (path / CONFIG_FILE).write_text(json.dumps(config, indent=2))
     return path
 
 
@@ -113,6 +114,8 @@ def _check_expressed(family: Family, config: dict[str, object], geometry: StateG
 
 
 def _clear(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"folder must be a folder, {path} is a file")
     path.mkdir(parents=True, exist_ok=True)
     if not any(path.iterdir()):
         return
