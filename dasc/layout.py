@@ -7,6 +7,7 @@ and the fast path pack by it, and the cache sizes its pools by it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -39,6 +40,11 @@ class _Layout:
     mask: Tensor
     counts: tuple[int, ...]
     slot_units: int
+
+    @cached_property
+    def unit_index(self) -> Tensor:
+        """``[R]`` int64, ascending: flat index ``l * units_per_layer + u`` of each retained unit."""
+        return self.mask.flatten().nonzero().flatten()
 
     @property
     def retained_units(self) -> int:
@@ -78,12 +84,10 @@ class RaggedLayout(_Layout):
 
     Attributes:
         offsets: ``L + 1`` unit offsets, ``o_0 = 0``.
-        unit_index: ``[R]`` int64, ascending: flat index ``l * units_per_layer + u`` of each packed unit.
         slot_units: units allocated a slot, at least ``R``; more only when storage balancing sets a common width.
     """
 
     offsets: tuple[int, ...]
-    unit_index: Tensor
 
     @classmethod
     def from_mask(
@@ -118,7 +122,6 @@ class RaggedLayout(_Layout):
             counts=counts,
             slot_units=width,
             offsets=tuple(offsets),
-            unit_index=mask.flatten().nonzero().flatten(),
         )
 
     @property

@@ -13,7 +13,7 @@ _UNITS = {"": 1, "B": 1} | {
 }
 
 
-class ByteSize(click.ParamType):
+class ByteSize(click.ParamType):  # type: ignore[type-arg]  # generic only in newer clicks
     """``8GiB``, ``500MB`` or a plain number of bytes."""
 
     name = "size"
@@ -32,7 +32,7 @@ class ByteSize(click.ParamType):
         return size
 
 
-class IntList(click.ParamType):
+class IntList(click.ParamType):  # type: ignore[type-arg]
     """Whole numbers with commas between them, each at least ``minimum``; repeats are dropped."""
 
     name = "list"

@@ -89,7 +89,7 @@ def _v_dim(geometry: StateGeometry) -> int:
 
 
 def _to_units(state: Tensor, geometry: StateGeometry) -> Tensor:
-    """``[L, N, HV, V, K]`` -> all units ``[N, L * U, *unit_shape]``, numbered as ``RaggedLayout.unit_index``."""
+    """``[L, N, HV, V, K]`` -> all units ``[N, L * U, *unit_shape]``, numbered as ``Layout.unit_index``."""
     if geometry.kind == "gdn":
         return rearrange(state, "l n h v k -> n (l h) v k")
     return rearrange(state, "l n h v k -> n (l h k) v")
@@ -128,11 +128,6 @@ def _from_slots(slots: Tensor, layout: Layout) -> Tensor:
     return torch.cat([slots[layer, :, :count] for layer, count in enumerate(layout.counts)], dim=1)
 
 
-def _retained_index(layout: Layout) -> Tensor:
-    """``[R]`` flat indices ``l * U + u`` of the retained units, ascending."""
-    return layout.mask.flatten().nonzero().flatten()
-
-
 def pack(state: Tensor, conv: Tensor, layout: Layout) -> PackedState:
     """Store: copy the retained units out of ``N`` dense states, exactly or as INT8 (eq. 8).
 
@@ -149,7 +144,7 @@ def pack(state: Tensor, conv: Tensor, layout: Layout) -> PackedState:
     """
     _check_dense(state, conv, layout)
     _check_width(layout)
-    retained = _to_units(state, layout.geometry)[:, _retained_index(layout)]
+    retained = _to_units(state, layout.geometry)[:, layout.unit_index]
     if not layout.dtypes.int8:
         return PackedState(_to_slots(retained, layout), conv.clone(), None)
     q, scales = quantize(retained, _v_dim(layout.geometry))
@@ -179,5 +174,5 @@ def unpack(packed: PackedState, layout: Layout, base: Tensor | None = None) -> D
         base = retained.new_zeros(shape)
     _expect("base", base, shape, layout.dtypes.temporal)
     units = _to_units(base, geometry).clone()
-    units[:, _retained_index(layout)] = retained
+    units[:, layout.unit_index] = retained
     return DenseState(_from_units(units, geometry).contiguous(), packed.conv.clone())
