@@ -201,7 +201,8 @@ class TensorStorage:
 def staging_bytes(layout: Layout) -> int:
     """Temporary bytes charged for transfers (appendix C.1): one pack and one load under way at the same time.
 
-    Each needs a dense checkpoint and a compressed one beside those in the pools.
+    Each is charged a dense checkpoint and a compressed one beside those in the pools. That is enough for a codec that
+    gathers and scatters; the reference, made to be read, holds up to three dense ones for a moment.
     """
     return 2 * (layout.geometry.dense_bytes(layout.dtypes) + layout.slot_bytes)
 

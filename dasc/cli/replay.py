@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dasc.cli.options import ByteSize, IntList, format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dasc.eval.conversations import Limits, Turn
+    from dasc.eval.replay import ArmReport
+    from dasc.layout import LayoutKind
+    from dasc.models.hybrid import WindowKV
+
+DEFAULT_COUNT = 24
+ARM_NAMES = "dense,nr,wr,padded,int8,random,compressed-only,off"
+RANDOM_WEIGHTS = (
+    "The model's weights are random: hit rates, capacity and times mean something, but how often outputs agree says "
+    "little about a trained model."
+)
+
+
+def _arms(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
+    """Names with commas between them, in the order given; repeats are dropped."""
+    names = tuple(dict.fromkeys(part.strip() for part in value.split(",")))
+    unknown = [name for name in names if name not in ARM_NAMES.split(",")]
+    if unknown:
+        raise click.BadParameter(f"expected names out of {ARM_NAMES}, got {unknown[0]!r}", ctx, param)
+    return names
+
+
+_positive = click.IntRange(min=1)
+
+
+@click.command()
+@click.argument("conversations", required=False, type=click.Path(path_type=Path))
+@click.option("--model", "folder", type=click.Path(path_type=Path), help="Folder of a small Qwen3-Next or Kimi-Linear.")
+@click.option(
+    "--arms", metavar="NAMES", callback=_arms, default="dense,nr,wr", show_default=True, help=f"Out of {ARM_NAMES}."
+)
+@click.option("--w-max", type=IntList(4), help="Cutoffs in tokens; 16 for Kimi-Linear and 64 for others by default.")
+@click.option("--memory", type=ByteSize(), default="5MiB", show_default=True, help="State memory of each arm.")
+@click.option("--kv-tokens", type=_positive, help="KV of each arm, apart; enough for all conversations by default.")
+@click.option("--concurrency", type=_positive, default=256, show_default=True, help="Clients.")
+@click.option("--server-limit", type=_positive, default=8, show_default=True, help="Most running requests.")
+@click.option("--prefill-tokens", type=_positive, default=256, show_default=True, help="Most prompt tokens of a step.")
+@click.option("--seeds", type=_positive, default=5, show_default=True, help="Runs of each arm.")
+@click.option("--layout", type=click.Choice(["ragged", "padded"]), default="ragged", show_default=True)
+@click.option(
+    "--window-kv",
+    type=click.Choice(["replayed", "cached"]),
+    default="replayed",
+    show_default=True,
+    help="What replayed tokens of wr attend to in their window: K/V of their own, or the cache's.",
+)
+@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--turns", type=_positive, default=4, show_default=True, help="First turns of each conversation.")
+@click.option("--count", type=_positive, help="Conversations: the first ones of a file (all by default), or made-up.")
+@click.option("--max-new-tokens", type=_positive, default=1024, show_default=True, help="Longer answers are cut.")
+@click.option("--max-context", type=_positive, default=16_384, show_default=True, help="Most tokens of a turn.")
+@click.option("--shrink", type=_positive, default=64, show_default=True, help="Divides the lengths of made-up chats.")
+@click.option("--ops", type=click.Choice(["reference"]), default="reference", show_default=True, help="Operators.")
+@click.option("--threads", type=_positive, default=1, show_default=True, help="Of torch; small models gain by one.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Folder for numbers, records and a figure."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def replay(
+    conversations: Path | None,
+    folder: Path | None,
+    output: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Serve multi-turn CONVERSATIONS with dense and compressed checkpoints in the same state memory.
+
+    A real model answers, here, on the CPU. CONVERSATIONS is a file of JSON lines, {"messages": [{"role", "content"}]}
+    or {"conversations": [{"from", "value"}]}; without one, made-up chats with lengths like WildChat's are served, by a
+    small model of random weights unless --model is given. Prompts are frozen, so that all arms see the same. A client
+    sends its next turn when the last is answered. Figures are of all requests, misses included, for each seed, and then
+    means over the seeds.
+    """
+    if output is not None:  # better now than after the work
+        from dasc.eval.replay_figures import draw_replay
+        from dasc.eval.replay_files import json_bytes, records_json, write_together
+
+        output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        reports, settings = _run(conversations, folder or _demo_model(Path(temporary)), **options)
+    settings = {"model": "random weights" if folder is None else str(folder), **settings}
+    summary = {"settings": settings, "arms": [report.as_dict() for report in reports]}
+    title = f"{settings['requests']} requests, {format_bytes(settings['memory_bytes'])} of state memory"
+    if output is not None:
+        files = {"replay.json": json_bytes(summary), "records.json": records_json(reports)}
+        write_together(output, files | draw_replay(reports, title))
+    if as_json:
+        click.echo(json.dumps(summary, indent=2))
+        return
+    from rich.console import Console
+
+    # a pipe has no width; the table needs about this much
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
+    _print_reports(reports, title, console)
+    if folder is None:
+        console.print(RANDOM_WEIGHTS)
+    if output is not None:
+        console.print(f"written to {output}", soft_wrap=True)
+
+
+def _demo_model(folder: Path) -> Path:
+    from dasc.eval.replay_model import save_demo_model
+
+    save_demo_model(folder)
+    return folder
+
+
+def _run(
+    path: Path | None,
+    folder: Path,
+    *,
+    arms: tuple[str, ...],
+    w_max: tuple[int, ...] | None,
+    memory: int,
+    kv_tokens: int | None,
+    concurrency: int,
+    server_limit: int,
+    prefill_tokens: int,
+    seeds: int,
+    layout: LayoutKind,
+    window_kv: WindowKV,
+    temperature: float,
+    turns: int,
+    count: int | None,
+    max_new_tokens: int,
+    max_context: int,
+    shrink: int,
+    ops: str,
+    threads: int,
+) -> tuple[list[ArmReport], dict[str, Any]]:
+    """The reports, and all settings as plain JSON values."""
+    import torch
+
+    from dasc.eval.conversations import Limits
+    from dasc.eval.replay import Protocol, default_kv_tokens, replay
+    from dasc.eval.replay_arms import Serving
+    from dasc.eval.replay_model import load_served
+    from dasc.eval.simulate import DEFAULT_W_MAX
+
+    torch.set_num_threads(threads)
+    served = load_served(folder, importlib.import_module(f"dasc.{ops}"))
+    limits = Limits(turns, max_new_tokens, max_context)
+    if path is None:
+        count = count or DEFAULT_COUNT
+    chats = _conversations(path, count, shrink, limits, folder, served.model.config.vocab_size)
+    protocol = Protocol(arms, w_max or (DEFAULT_W_MAX[served.checkpoint.family.name],), concurrency, seeds, temperature)
+    serving = Serving(memory, kv_tokens or default_kv_tokens(chats), server_limit, prefill_tokens, layout, window_kv)
+    requests = sum(map(len, chats))
+    with _progress(requests * seeds * len(protocol.runs)) as progress:
+        reports = replay(chats, protocol, served, serving, progress)
+    source = {"source": "made up", "shrink": shrink} if path is None else {"source": str(path)}
+    settings = {
+        **source,
+        "conversations": len(chats),
+        "requests": requests,
+        "prompt_tokens": sum(len(turn.prompt) for chat in chats for turn in chat),
+        "answer_tokens": sum(turn.answer_tokens for chat in chats for turn in chat),
+        "limits": asdict(limits),
+        **asdict(protocol),
+        **asdict(serving),
+        "ops": ops,
+        "threads": threads,
+    }
+    return reports, settings
+
+
+def _conversations(
+    path: Path | None, count: int | None, shrink: int, limits: Limits, folder: Path, vocab_size: int
+) -> list[list[Turn]]:
+    from dasc.eval.chat_tokens import chat_tokens
+    from dasc.eval.conversation_files import read_conversations
+    from dasc.eval.conversations import conversation_turns, generate_conversations
+
+    tokens = chat_tokens(folder, vocab_size)
+    if path is not None:
+        return read_conversations(path, tokens, limits, vocab_size, count)
+    chats = generate_conversations(count or DEFAULT_COUNT, turns=limits.turns, scale=1 / shrink)
+    return [conversation_turns(chat, tokens, limits, vocab_size) for chat in chats]
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[str], None]]:
+    """A bar on standard error, a step for each request answered."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda label: bar.update(task, description=label, advance=1)
+
+
+def _print_reports(reports: Sequence[ArmReport], title: str, console: Console) -> None:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    table.add_column("arm", no_wrap=True)
+    headers = ["W_max", "C_ckpt", "slots", "held", "hit\ntokens", "hit\nat all", "TTFT s (P95)", "E2E s (P95)"]
+    for header in [*headers, "TTFT /\ndense", "tokens\nrefreshed", "same\noutput", "differ\nat"]:
+        table.add_column(header, justify="right")
+    dense = next((report for report in reports if report.label == "dense"), None)
+    for report in reports:
+        mean, split = report.mean, report.prepared.split
+        table.add_row(
+            report.label,
+            "-" if report.w_max is None else str(report.w_max),
+            f"{report.prepared.compression:.2f}",
+            f"{split.native_slots} + {split.compressed_slots}" if split.compressed_slots else str(split.native_slots),
+            f"{mean['checkpoints_held']:.1f}",
+            f"{mean['token_hit_rate']:.1%}",
+            f"{mean['request_hit_rate']:.1%}",
+            f"{mean['ttft_mean_s']:.3f} ({mean['ttft_p95_s']:.3f})",
+            f"{mean['e2e_mean_s']:.3f} ({mean['e2e_p95_s']:.3f})",
+            "-" if dense is None else f"{report.ratio(dense, 'ttft_mean_s'):.3f}",
+            f"{mean['refresh_tokens']:,.0f}",
+            "-" if mean["same_output"] is None else f"{mean['same_output']:.1%}",
+            "-" if mean["first_difference"] is None else f"{mean['first_difference']:.1f}",
+        )
+    console.print(table)

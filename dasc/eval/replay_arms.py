@@ -1,0 +1,201 @@
+"""The ways to store checkpoints that a replay compares, all in the same state memory (appendix C.1)."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+
+from dasc.accounting import MemorySplit, checkpoint_compression, split_budget
+from dasc.cache.checkpoints import AtJunctions
+from dasc.cache.config import CacheConfig
+from dasc.cache.engine import Engine
+from dasc.cache.simulation.load import AfterPrompt
+from dasc.cache.storage import TensorStorage, scratch_bytes, staging_bytes
+from dasc.cache.transfers import ThreadMover
+from dasc.eval.replay_model import ServedModel
+from dasc.eval.simulate import default_native_slots
+from dasc.geometry import DtypePolicy
+from dasc.layout import Layout, LayoutKind
+from dasc.models.hybrid import HybridModel, WindowKV
+from dasc.planner import build_plan
+from dasc.reference import RANDOM_MASK_SEEDS, random_mask, replay_window, static_horizons, unit_windows
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to store checkpoints.
+
+    Attributes:
+        compressed: there is a compressed pool; the only one is dense otherwise.
+        padded: in the padded layout whatever the others have.
+        int8: retained units as INT8.
+        random: units chosen at random, as many of each layer.
+        refresh: replay the window on a compressed hit (WR instead of NR).
+        spill: keep dense checkpoints too.
+        cached: without, nothing is stored or looked up.
+    """
+
+    compressed: bool = True
+    padded: bool = False
+    int8: bool = False
+    random: bool = False
+    refresh: bool = False
+    spill: bool = True
+    cached: bool = True
+
+
+ARMS = {
+    "dense": Arm(compressed=False),
+    "nr": Arm(),
+    "wr": Arm(refresh=True),
+    "padded": Arm(padded=True),
+    "int8": Arm(int8=True),
+    "random": Arm(random=True),
+    "compressed-only": Arm(spill=False),
+    "off": Arm(compressed=False, cached=False),
+}
+"""By name. All loads are by NR but those of ``wr``."""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What all arms of a replay have in common.
+
+    Attributes:
+        memory_bytes: state memory: running states, checkpoints of both tiers and buffers.
+        kv_tokens: tokens that KV holds, accounted apart.
+        server_limit: most running requests.
+        prefill_tokens: most prompt tokens of a step.
+        layout: of compressed checkpoints, but for ``padded``.
+        window_kv: what replay tokens attend to.
+    """
+
+    memory_bytes: int
+    kv_tokens: int
+    server_limit: int
+    prefill_tokens: int
+    layout: LayoutKind = "ragged"
+    window_kv: WindowKV = "replayed"
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedArm:
+    """An arm with its memory divided.
+
+    Attributes:
+        name: for reports.
+        arm: what it is.
+        layout: of a compressed checkpoint; ``None`` without a compressed pool.
+        replay_tokens: the longest window that a compressed hit replays (eq. 7); 0 for NR.
+        split: how the budget is divided.
+        compression: dense bytes of a checkpoint over those of a compressed one.
+    """
+
+    name: str
+    arm: Arm
+    layout: Layout | None
+    replay_tokens: int
+    split: MemorySplit
+    compression: float
+
+
+def state_dtypes(model: HybridModel, *, int8: bool = False) -> DtypePolicy:
+    """FP32 temporal states, or FP64 in a model of FP64, and convolution rows in the model's own dtype.
+
+    Rows rounded to BF16 would make what an FP32 model answers depend on where its forwards end.
+    """
+    return DtypePolicy(torch.promote_types(model.dtype, torch.float32), model.dtype, int8=int8)
+
+
+def prepare_arm(name: str, w_max: int, served: ServedModel, serving: Serving, *, seed: int = 0) -> PreparedArm:
+    """Plan an arm and divide its memory.
+
+    Charged besides the pools: buffers of one pack and one load under way, and for ``wr`` the scratch state of a layer
+    for every request that may be refreshed in one forward.
+
+    Args:
+        name: of :data:`ARMS`.
+        w_max: cutoff in tokens; arms without a compressed pool have no use for it.
+        served: the model.
+        serving: what all arms have in common.
+        seed: number of the run, which chooses the random mask.
+
+    Raises:
+        ValueError: for an unknown arm, or memory too small for it, saying how much it takes.
+    """
+    if name not in ARMS:
+        raise ValueError(f"arms must be of {', '.join(ARMS)}, got {name!r}")
+    arm, geometry = ARMS[name], served.model.config.geometry
+    dtypes = state_dtypes(served.model, int8=arm.int8)
+    dense_bytes = geometry.dense_bytes(dtypes)
+    layout, replay_tokens = None, 0
+    try:
+        if arm.compressed:
+            layout, replay_tokens = _plan(arm, w_max, served, serving.layout, dtypes, seed)
+            scratch = scratch_bytes(geometry, dtypes, serving.server_limit) if replay_tokens else 0
+            split = split_budget(
+                serving.memory_bytes,
+                dense_slot_bytes=dense_bytes,
+                compressed_slot_bytes=layout.slot_bytes,
+                native_slots=default_native_slots(serving.server_limit),
+                tmp_bytes=staging_bytes(layout) + scratch,
+            )
+        else:
+            split = split_budget(serving.memory_bytes, dense_slot_bytes=dense_bytes)
+    except ValueError as error:
+        raise ValueError(f"arm {name}: {error}") from error
+    compression = 1.0 if layout is None else checkpoint_compression(geometry, [layout])
+    return PreparedArm(name, arm, layout, replay_tokens, split, compression)
+
+
+def _plan(
+    arm: Arm, w_max: int, served: ServedModel, layout: LayoutKind, dtypes: DtypePolicy, seed: int
+) -> tuple[Layout, int]:
+    """Layout of a checkpoint, and the longest window of a refresh."""
+    plan = build_plan(served.checkpoint, w_max, layout="padded" if arm.padded else layout, dtypes=dtypes)
+    if arm.random:
+        mask = random_mask(plan.mask, RANDOM_MASK_SEEDS[seed % len(RANDOM_MASK_SEEDS)])
+        horizons = static_horizons(served.checkpoint.gate, plan.gate_input, plan.epsilon)
+        plan = dataclasses.replace(plan, mask=mask, windows=unit_windows(horizons, mask, w_max))
+    [rank_layout] = plan.layouts(1)
+    return rank_layout, replay_window(plan.windows, w_max) if arm.refresh else 0
+
+
+def build_engine(prepared: PreparedArm, served: ServedModel, serving: Serving) -> Engine:
+    """An empty engine with the pools of a prepared arm. Demotions run in the background.
+
+    As in SGLang, states are stored after each prompt, which is where frozen conversations go on from, and after each
+    answer; and at junctions besides.
+    """
+    model, split, arm = served.model, prepared.split, prepared.arm
+    storage = TensorStorage(
+        model.config.geometry,
+        split.native_slots,
+        state_dtypes(model, int8=arm.int8),
+        layout=prepared.layout,
+        compressed_slots=split.compressed_slots,
+        codec=served.codec,
+        device=model.device,
+    )
+    assert storage.native_bytes + storage.compressed_bytes + split.tmp_bytes <= serving.memory_bytes
+    config = CacheConfig(
+        native_slots=split.native_slots,
+        compressed_slots=split.compressed_slots,
+        kv_pages=serving.kv_tokens,
+        spill=arm.spill,
+        policies=(AfterPrompt(), AtJunctions()),
+        native_slot_bytes=storage.native_slot_bytes,
+        compressed_slot_bytes=max(storage.compressed_slot_bytes, 1),
+        refresh_window_tokens=prepared.replay_tokens,
+    )
+    return Engine(
+        model,
+        config,
+        storage,
+        server_limit=serving.server_limit,
+        prefill_tokens=serving.prefill_tokens,
+        window_kv=serving.window_kv,
+        mover_type=ThreadMover,
+    )
