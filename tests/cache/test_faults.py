@@ -110,6 +110,17 @@ def test_06_a_hit_refreshes_only_the_state_it_used():
     end_of_test(it)
 
 
+def test_06_a_hit_makes_the_kv_it_used_the_youngest():
+    it = host(kv_pages=10)
+    it.run("a", [1, 1, 1, 1])
+    it.run("b", [2, 2, 2, 2])
+    it.start("c", [1, 1, 1, 1, 9])
+    it.cache.abort("c")
+    it.start("d", [3, 3, 3, 3])
+    assert set(it.stored()) == {(1, 1, 1, 1)}
+    end_of_test(it)
+
+
 def test_07_giving_back_what_was_not_taken_raises():
     it = host()
     it.run("a", [1, 2])
