@@ -1,4 +1,4 @@
-"""What the recurrences take and return, checked once for both the reference and the fast path.
+"""What the functions that both the reference and the fast path offer take and return, checked once for both.
 
 Axes and layouts are in ``CONVENTIONS.md``: ``[B, T, H, K]`` inputs, states ``[N, HV, V, K]``, ``g`` the natural log of
 the decay.
@@ -12,6 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dasc.layout import Layout, RaggedLayout
+
+# INT8 storage (eq. 8): values are scale * q with |q| <= QMAX, and no scale is below MIN_ABSMAX / QMAX.
+QMAX = 127
+MIN_ABSMAX = 1e-8
+
 
 class DeltaRuleOutput(NamedTuple):
     """Result of every recurrence, whatever its implementation.
@@ -23,6 +29,45 @@ class DeltaRuleOutput(NamedTuple):
 
     o: Tensor
     final_state: Tensor
+
+
+class ConvOutput(NamedTuple):
+    """Result of the short convolution, whatever its implementation.
+
+    Attributes:
+        y: ``[B, T, channels]`` in the dtype of the input.
+        final_state: ``[N, channels, width - 1]`` in the compute dtype: the last inputs, oldest first.
+    """
+
+    y: Tensor
+    final_state: Tensor
+
+
+class PackedState(NamedTuple):
+    """``N`` compressed checkpoints of one rank, padding zero.
+
+    Attributes:
+        temporal: retained units in ``layout.dtypes.stored_temporal``. Ragged ``[N, slot_units, V, K]`` (GDN) or
+            ``[N, slot_units, V]`` (KDA); padded ``[L, N, R_max, V, K]`` or ``[L, N, R_max, V]``.
+        conv: ``[L, N, channels, width - 1]``, as it was.
+        scales: INT8 scales in ``layout.dtypes.temporal``, shaped as ``temporal`` without ``V``; ``None`` unless INT8.
+    """
+
+    temporal: Tensor
+    conv: Tensor
+    scales: Tensor | None
+
+
+class DenseState(NamedTuple):
+    """``N`` whole states of one rank.
+
+    Attributes:
+        temporal: ``[L, N, HV, V, K]`` in ``layout.dtypes.temporal``.
+        conv: ``[L, N, channels, width - 1]`` in ``layout.dtypes.conv``.
+    """
+
+    temporal: Tensor
+    conv: Tensor
 
 
 class DeltaRuleShape(NamedTuple):
@@ -135,3 +180,114 @@ def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
         if tensor is not None:
             dtype = torch.promote_types(dtype, tensor.dtype)
     return dtype
+
+
+def check_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, initial_state: Tensor | None, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Validate the tensors of ``causal_conv1d`` and return the first row and the length of each sequence.
+
+    Raises:
+        ValueError: naming the argument, what was expected and what came.
+    """
+    for name, tensor in (("x", x), ("weight", weight), ("bias", bias), ("initial_state", initial_state)):
+        if tensor is not None and (not tensor.is_floating_point() or tensor.device != x.device):
+            raise ValueError(f"{name} must be floating-point on {x.device}, got {tensor.dtype} on {tensor.device}")
+    if x.ndim != 3:
+        raise ValueError(f"x must be [B, T, channels], got {list(x.shape)}")
+    B, T, C = x.shape
+    if weight.ndim != 2 or weight.shape[0] != C or weight.shape[1] < 1:
+        raise ValueError(f"weight must be [channels, width] = [{C}, >= 1], got {list(weight.shape)}")
+    if bias is not None and tuple(bias.shape) != (C,):
+        raise ValueError(f"bias must be [channels] = [{C}], got {list(bias.shape)}")
+    if cu_seqlens is not None and B != 1:
+        raise ValueError(f"packed sequences (cu_seqlens) need B = 1, got B = {B}")
+    starts, lengths = sequence_spans(B, T, cu_seqlens, x.device)
+    expected = (len(starts), C, weight.shape[1] - 1)
+    if initial_state is not None and tuple(initial_state.shape) != expected:
+        raise ValueError(
+            f"initial_state must be [N, channels, width - 1] = {list(expected)}, got {list(initial_state.shape)}"
+        )
+    return starts, lengths
+
+
+def check_gate(a: Tensor, A_log: Tensor, dt_bias: Tensor) -> None:
+    """Validate the arguments of a decay gate.
+
+    Raises:
+        ValueError: for tensors that are not floating-point or do not fit together.
+    """
+    for name, tensor in (("a", a), ("A_log", A_log), ("dt_bias", dt_bias)):
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name} must be a floating-point tensor, got {tensor.dtype}")
+    if dt_bias.ndim - A_log.ndim not in (0, 1) or dt_bias.shape[: A_log.ndim] != A_log.shape:
+        raise ValueError(
+            "dt_bias must have the axes of A_log, for KDA one more at the end, "
+            f"got {list(dt_bias.shape)} with A_log {list(A_log.shape)}"
+        )
+    if a.ndim and a.shape[-dt_bias.ndim :] != dt_bias.shape:
+        raise ValueError(f"a must end in the axes of dt_bias {list(dt_bias.shape)}, got {list(a.shape)}")
+
+
+def slots_shape(layout: Layout, N: int, tail: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of ``N`` slots whose units have the shape ``tail``."""
+    if isinstance(layout, RaggedLayout):
+        return (N, layout.slot_units, *tail)
+    return (layout.geometry.num_layers, N, layout.max_count, *tail)
+
+
+def check_pack(state: Tensor, conv: Tensor, layout: Layout) -> int:
+    """Validate the arguments of ``pack`` and return ``N``.
+
+    Raises:
+        ValueError: naming the argument, what was expected and what came.
+    """
+    if state.ndim != 5:
+        raise ValueError(f"state must have 5 axes [L, N, HV, V, K], got {list(state.shape)}")
+    N = state.shape[1]
+    _expect_stored("state", state, _batched(layout.geometry.state_shape, N), layout.dtypes.temporal)
+    _expect_stored("conv", conv, _batched(layout.geometry.conv_shape, N), layout.dtypes.conv)
+    _check_width(layout)
+    return N
+
+
+def check_unpack(packed: PackedState, layout: Layout, base: Tensor | None) -> int:
+    """Validate the arguments of ``unpack`` and return ``N``.
+
+    Raises:
+        ValueError: naming the argument, what was expected and what came.
+    """
+    geometry, dtypes = layout.geometry, layout.dtypes
+    _check_width(layout)
+    if packed.conv.ndim != 4:
+        raise ValueError(f"packed.conv must have 4 axes [L, N, channels, width - 1], got {list(packed.conv.shape)}")
+    N = packed.conv.shape[1]
+    _expect_stored("packed.conv", packed.conv, _batched(geometry.conv_shape, N), dtypes.conv)
+    temporal_shape = slots_shape(layout, N, geometry.unit_shape)
+    _expect_stored("packed.temporal", packed.temporal, temporal_shape, dtypes.stored_temporal)
+    if (packed.scales is not None) != dtypes.int8:
+        raise ValueError(f"packed.scales must be {'given' if dtypes.int8 else 'None'} when int8 is {dtypes.int8}")
+    if packed.scales is not None:
+        scale_shape = (geometry.head_k_dim,) if geometry.kind == "gdn" else ()
+        _expect_stored("packed.scales", packed.scales, slots_shape(layout, N, scale_shape), dtypes.temporal)
+    if base is not None:
+        _expect_stored("base", base, _batched(geometry.state_shape, N), dtypes.temporal)
+    return N
+
+
+def _check_width(layout: Layout) -> None:
+    if layout.slot_units < layout.retained_units:
+        raise ValueError(
+            f"layout allocates {layout.slot_units} units a slot but retains {layout.retained_units}: "
+            "a storage-balanced slot is filled by the transfer between ranks"
+        )
+
+
+def _expect_stored(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+        raise ValueError(f"{name} must be {dtype} {list(shape)}, got {tensor.dtype} {list(tensor.shape)}")
+
+
+def _batched(shape: tuple[int, ...], N: int) -> tuple[int, ...]:
+    """``[L, ...]`` -> ``[L, N, ...]``."""
+    return (shape[0], N, *shape[1:])

@@ -3,8 +3,9 @@
 :mod:`dasc.fast` offers the same names with the same signatures.
 """
 
+from dasc.contract import ConvOutput, DenseState, PackedState
 from dasc.reference.chunk import chunk_gdn, chunk_kda
-from dasc.reference.conv import ConvOutput, causal_conv1d
+from dasc.reference.conv import causal_conv1d
 from dasc.reference.gates import beta_gate, safe_gate, softplus_gate
 from dasc.reference.horizons import (
     LayerFractions,
@@ -19,7 +20,7 @@ from dasc.reference.horizons import (
     static_horizons,
 )
 from dasc.reference.int8 import Quantized, dequantize, quantize
-from dasc.reference.packing import DenseState, PackedState, pack, unpack
+from dasc.reference.packing import pack, unpack
 from dasc.reference.placement import (
     assign_bundles,
     assign_bundles_literal,

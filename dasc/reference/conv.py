@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from dasc.contract import compute_dtype, sequence_spans
-
-
-class ConvOutput(NamedTuple):
-    """Result of the convolution.
-
-    Attributes:
-        y: ``[B, T, channels]`` in the dtype of the input.
-        final_state: ``[N, channels, width - 1]`` in the compute dtype: the last inputs, oldest first.
-    """
-
-    y: Tensor
-    final_state: Tensor
+from dasc.contract import ConvOutput, check_conv, compute_dtype
 
 
 def causal_conv1d(
@@ -48,7 +36,7 @@ def causal_conv1d(
     """
     if activation not in ("silu", None):
         raise ValueError(f"activation must be 'silu' or None, got {activation!r}")
-    starts, lengths = _check(x, weight, bias, initial_state, cu_seqlens)
+    starts, lengths = check_conv(x, weight, bias, initial_state, cu_seqlens)
     (B, T, C), N, width = x.shape, len(starts), weight.shape[1]
     dtype = compute_dtype(x, weight, bias, initial_state)
 
@@ -71,28 +59,3 @@ def causal_conv1d(
         y = torch.nn.functional.silu(y)
     final_state = extended[(begins + lengths)[:, None] + row].mT.contiguous()
     return ConvOutput(y.view(x.shape).to(x.dtype), final_state)
-
-
-def _check(
-    x: Tensor, weight: Tensor, bias: Tensor | None, initial_state: Tensor | None, cu_seqlens: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Check all arguments and return the first row and the length of each sequence."""
-    for name, tensor in (("x", x), ("weight", weight), ("bias", bias), ("initial_state", initial_state)):
-        if tensor is not None and (not tensor.is_floating_point() or tensor.device != x.device):
-            raise ValueError(f"{name} must be floating-point on {x.device}, got {tensor.dtype} on {tensor.device}")
-    if x.ndim != 3:
-        raise ValueError(f"x must be [B, T, channels], got {list(x.shape)}")
-    B, T, C = x.shape
-    if weight.ndim != 2 or weight.shape[0] != C or weight.shape[1] < 1:
-        raise ValueError(f"weight must be [channels, width] = [{C}, >= 1], got {list(weight.shape)}")
-    if bias is not None and tuple(bias.shape) != (C,):
-        raise ValueError(f"bias must be [channels] = [{C}], got {list(bias.shape)}")
-    if cu_seqlens is not None and B != 1:
-        raise ValueError(f"packed sequences (cu_seqlens) need B = 1, got B = {B}")
-    starts, lengths = sequence_spans(B, T, cu_seqlens, x.device)
-    expected = (len(starts), C, weight.shape[1] - 1)
-    if initial_state is not None and tuple(initial_state.shape) != expected:
-        raise ValueError(
-            f"initial_state must be [N, channels, width - 1] = {list(expected)}, got {list(initial_state.shape)}"
-        )
-    return starts, lengths

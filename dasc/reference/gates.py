@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from dasc.contract import compute_dtype
+from dasc.contract import check_gate, compute_dtype
 
 
 def softplus_gate(a: Tensor, A_log: Tensor, dt_bias: Tensor) -> Tensor:
@@ -76,16 +76,7 @@ def beta_gate(b: Tensor, *, allow_neg_eigval: bool = False) -> Tensor:
 
 def _gate_input(a: Tensor, A_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
     """``a + dt_bias`` and ``A_log``, checked, in the compute dtype, with axes that broadcast."""
-    for name, tensor in (("a", a), ("A_log", A_log), ("dt_bias", dt_bias)):
-        if not tensor.is_floating_point():
-            raise ValueError(f"{name} must be a floating-point tensor, got {tensor.dtype}")
-    if dt_bias.ndim - A_log.ndim not in (0, 1) or dt_bias.shape[: A_log.ndim] != A_log.shape:
-        raise ValueError(
-            "dt_bias must have the axes of A_log, for KDA one more at the end, "
-            f"got {list(dt_bias.shape)} with A_log {list(A_log.shape)}"
-        )
-    if a.ndim and a.shape[-dt_bias.ndim :] != dt_bias.shape:
-        raise ValueError(f"a must end in the axes of dt_bias {list(dt_bias.shape)}, got {list(a.shape)}")
+    check_gate(a, A_log, dt_bias)
     dtype = compute_dtype(a, A_log, dt_bias)
     log_rate = A_log if dt_bias.ndim == A_log.ndim else A_log.unsqueeze(-1)
     return a.to(dtype) + dt_bias.to(dtype), log_rate.to(dtype)

@@ -7,8 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-QMAX = 127
-MIN_ABSMAX = 1e-8
+from dasc.contract import MIN_ABSMAX, QMAX
 
 
 class Quantized(NamedTuple):
