@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 OUT ?= build
 
-.PHONY: help venv run test lint bench clean
+.PHONY: help venv run plan test lint bench clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -17,7 +17,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-run: venv ## plan a checkpoint of Kimi-Linear's shape: what would compressed checkpoints save?
+run: venv ## serve conversations with dense and with compressed checkpoints in the same memory (a minute or two)
+	$(BIN)/dasc replay -o $(OUT)/replay
+
+plan: venv ## plan a checkpoint of Kimi-Linear's shape: what would compressed checkpoints save?
 	$(BIN)/dasc example kimi-linear -o $(OUT)/kimi-linear
 	$(BIN)/dasc plan $(OUT)/kimi-linear --w-max 16,64,128,512 --tp 1,2,8 --budget 8GiB
 
