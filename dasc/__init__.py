@@ -51,7 +51,7 @@ _HOMES = {
     "usable_slots": "accounting",
 }
 
-__all__ = [  # noqa: F822 - found by __getattr__
+__all__ = [
     "Checkpoint",
     "CheckpointError",
     "DeltaRuleOutput",

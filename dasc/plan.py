@@ -9,6 +9,7 @@ each placement, ``tp<P>.head_order`` and ``tp<P>.moves`` (int64). Equal plans gi
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -150,10 +151,18 @@ class SelectionPlan:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to ``path``, at once or not at all: a failure leaves what was there, and nothing else.
 
+        A symbolic link is followed. Whatever is there must be a regular file: a device would be replaced, not written.
+
         Raises:
-            OSError: when the file cannot be written.
+            OSError: naming ``path``, when the file cannot be written.
         """
-        _write(Path(path), *_contents(self))
+        target = Path(os.path.realpath(path))
+        try:
+            if target.exists() and not target.is_file():
+                raise FileExistsError(errno.EEXIST, "not a regular file")
+            _write(target, *_contents(self))
+        except OSError as error:
+            raise OSError(error.errno, f"cannot write the plan: {error.strerror}", os.fspath(path)) from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> SelectionPlan:

@@ -23,6 +23,7 @@ from dasc.models import Checkpoint
 from dasc.placement import PLACEMENT_MODES, Placement, PlacementMode
 from dasc.plan import SelectionPlan
 from dasc.reference import (
+    layer_fractions,
     mixed_pairs,
     place,
     replay_window,
@@ -72,7 +73,7 @@ class WindowSummary:
         c_temp_ragged: eq. 6, temporal payload only.
         c_temp_padded: the same for the padded layout.
         c_ckpt: eq. 6 for the chosen layout, convolution rows counted.
-        checkpoint_bytes: one checkpoint in the chosen layout, all ranks together without balancing.
+        checkpoint_bytes: one checkpoint in the chosen layout on one rank that holds the whole model.
         replay_tokens: the longest window that WR would replay (eq. 7, before the cap by the prefix).
         ranks: one entry for each degree and mode, in the order asked for.
     """
@@ -177,6 +178,8 @@ def summarise(
     Raises:
         ValueError: for values outside their range, or heads that a degree cannot share.
     """
+    if layout not in ("ragged", "padded"):
+        raise ValueError(f"layout must be 'ragged' or 'padded', got {layout!r}")
     gate_input = checkpoint.family.default_gate_input if gate_input is None else gate_input
     geometry = checkpoint.geometry
     horizons = static_horizons(checkpoint.gate, gate_input, epsilon)
@@ -206,14 +209,15 @@ def _summarise_window(
     mask = select_units(horizons, w_max)
     windows = unit_windows(horizons, mask, w_max)
     by_kind = {kind: rank_layouts(geometry, mask, kind=kind, dtypes=dtypes) for kind in ("ragged", "padded")}
-    layers = mask.double().mean(dim=1)
+    fractions = retained_fractions(mask, geometry)
+    layers = layer_fractions(fractions)
     return WindowSummary(
         w_max=w_max,
         units_kept=int(mask.sum()),
         units=geometry.num_units,
-        mixed_pairs=mixed_pairs(retained_fractions(mask, geometry)).mixed if geometry.kind == "kda" else None,
+        mixed_pairs=mixed_pairs(fractions).mixed if geometry.kind == "kda" else None,
         pairs=geometry.num_layers * geometry.num_value_heads,
-        layer_fraction=(float(layers.min()), float(layers.max())),
+        layer_fraction=(layers.lowest, layers.highest),
         c_temp_ragged=temporal_compression(geometry, by_kind["ragged"]),
         c_temp_padded=temporal_compression(geometry, by_kind["padded"]),
         c_ckpt=checkpoint_compression(geometry, by_kind[layout]),

@@ -10,7 +10,10 @@ settings.register_profile(
 )
 settings.register_profile("dev", deadline=None, max_examples=100)
 settings.register_profile(
-    "nightly", deadline=None, max_examples=5000, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    "nightly",
+    deadline=None,
+    max_examples=5000,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile(os.environ.get("DASC_HYPOTHESIS", "ci"))
 # pytest-xdist runs one process a core; threads of torch beside them only get in each other's way.

@@ -80,11 +80,14 @@ class DeltaRuleCase:
 
 
 @st.composite
-def delta_rule_cases(draw: st.DrawFn, channel_gate: bool | None = None, max_T: int = 70, **fixed: object) -> DeltaRuleCase:
+def delta_rule_cases(
+    draw: st.DrawFn, channel_gate: bool | None = None, max_T: int = 70, **fixed: object
+) -> DeltaRuleCase:
     """Draw structure only; d_k != d_v is common, lengths include 0, 1 and both sides of 64."""
+    edges = [t for t in (0, 1, 2, 3, 15, 16, 17, 63, 64, 65) if t <= max_T]
     options = {
         "B": st.integers(1, 2),
-        "T": st.one_of(st.sampled_from([t for t in (0, 1, 2, 3, 15, 16, 17, 63, 64, 65) if t <= max_T]), st.integers(0, max_T)),
+        "T": st.one_of(st.sampled_from(edges), st.integers(0, max_T)),
         "H": st.integers(1, 2),
         "ratio": st.sampled_from([1, 2, 4]),
         "K": st.sampled_from([1, 2, 5, 8]),

@@ -35,7 +35,8 @@ class TransferRecord:
     """One movement of checkpoint data.
 
     Attributes:
-        kind: load (compressed to active), store (active to compressed), demote (dense to compressed) or copy (dense hit).
+        kind: load (compressed to active), store (active to compressed), demote (dense to compressed) or copy (dense
+            hit).
         bytes: moved.
         seconds: taken.
     """

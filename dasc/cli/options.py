@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 import click
 
+MAX_TOKENS = 1 << 40
+"""Larger cutoffs are a slip of the hand."""
+_MAX_BYTES = 1 << 60
 _UNITS = {"": 1, "B": 1} | {
     f"{prefix}{suffix}": base**power
     for power, prefix in enumerate("KMGT", start=1)
@@ -26,9 +30,9 @@ class ByteSize(click.ParamType):  # type: ignore[type-arg]  # generic only in ne
         by_name = {name.lower(): size for name, size in _UNITS.items()}
         if match is None or match[2].lower() not in by_name:
             self.fail(f"expected a size such as 8GiB, 500MB or 1048576, got {value!r}", param, ctx)
-        size = int(float(match[1]) * by_name[match[2].lower()])
-        if size < 1:
-            self.fail(f"expected a positive size, got {value!r}", param, ctx)
+        size = int(Fraction(match[1]) * by_name[match[2].lower()])
+        if not 1 <= size <= _MAX_BYTES:
+            self.fail(f"expected a size from 1 byte to 1024 PiB, got {value!r}", param, ctx)
         return size
 
 
@@ -48,8 +52,8 @@ class IntList(click.ParamType):  # type: ignore[type-arg]
             numbers = tuple(dict.fromkeys(int(part) for part in str(value).split(",")))
         except ValueError:
             self.fail(f"expected whole numbers with commas between them, got {value!r}", param, ctx)
-        if min(numbers) < self.minimum:
-            self.fail(f"expected numbers of at least {self.minimum}, got {value!r}", param, ctx)
+        if not self.minimum <= min(numbers) <= max(numbers) <= MAX_TOKENS:
+            self.fail(f"expected numbers from {self.minimum} to {MAX_TOKENS}, got {value!r}", param, ctx)
         return numbers
 
 

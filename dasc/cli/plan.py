@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dasc.cli.options import ByteSize, IntList, format_bytes
+from dasc.cli.output import table_console
 from dasc.cli.reading import read_with_progress
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def plan(
     """Say what compressed state checkpoints of MODEL would save.
 
     MODEL is a folder with config.json and safetensors, or a Hub id such as moonshotai/Kimi-Linear-48B-A3B-Instruct.
-    Only the decay parameters are read, a few megabytes at most.
+    Of the weights only the decay parameters are read, beside the index and the headers of the files that hold them.
     """
     if output is not None and len(w_max) != 1:
         raise click.UsageError(f"-o writes one plan and needs one --w-max, got {','.join(map(str, w_max))}")
@@ -63,7 +63,7 @@ def plan(
     from dasc.planner import build_plan, summarise
 
     checkpoint = read_with_progress(model, revision)
-    ranks = _shareable(checkpoint, ranks)
+    ranks, dropped = _shareable(checkpoint, ranks)
     settings: dict[str, Any] = {
         "gate_input": gate_input,
         "epsilon": epsilon,
@@ -75,23 +75,23 @@ def plan(
     if output is not None:
         build_plan(checkpoint, w_max[0], mode=placement, **settings).save(output)  # type: ignore[arg-type]
     if as_json:
-        click.echo(json.dumps(as_dict(summary), indent=2))
+        click.echo(json.dumps(as_dict(summary), indent=2, allow_nan=False))
         return
-    from rich.console import Console
-
-    # a pipe has no width; the tables need about this much
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 118)
+    console = table_console(118)
     print_summary(summary, console)
+    if dropped:
+        console.print(f"left out: TP {', '.join(map(str, dropped))}, by which the key heads cannot be shared equally")
     if output is not None:
         console.print(f"plan written to {output}", soft_wrap=True)
 
 
-def _shareable(checkpoint: Checkpoint, ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """Drop default degrees that the heads do not divide by; a degree that was asked for stays and fails clearly."""
+def _shareable(checkpoint: Checkpoint, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Degrees to tell of, and default ones that the heads do not divide by; one that was asked for fails clearly."""
     source = click.get_current_context().get_parameter_source("ranks")
-    if source is click.core.ParameterSource.DEFAULT:
-        return tuple(p for p in ranks if checkpoint.geometry.num_key_heads % p == 0)
-    return ranks
+    if source is not click.core.ParameterSource.DEFAULT:
+        return ranks, ()
+    kept = tuple(p for p in ranks if checkpoint.geometry.num_key_heads % p == 0)
+    return kept, tuple(p for p in ranks if p not in kept)
 
 
 def as_dict(summary: ModelSummary) -> dict[str, Any]:
@@ -120,9 +120,14 @@ def as_dict(summary: ModelSummary) -> dict[str, Any]:
         "budget_bytes_per_rank": summary.budget_bytes,
         "dense_bytes": summary.dense_bytes,
         "dense_slots": {str(p): slots for p, slots in summary.dense_slots.items()},
-        "windows": [asdict(window) for window in summary.windows],
+        "windows": [_finite(asdict(window)) for window in summary.windows],
         "reading": asdict(checkpoint.reading),
     }
+
+
+def _finite(window: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no infinity: a ratio to nothing stored is null."""
+    return {name: None if value == float("inf") else value for name, value in window.items()}
 
 
 def print_summary(summary: ModelSummary, console: Console) -> None:
@@ -133,7 +138,7 @@ def print_summary(summary: ModelSummary, console: Console) -> None:
     geometry = checkpoint.geometry
     dense = format_bytes(summary.dense_bytes)
     unit = "heads" if geometry.kind == "gdn" else "key channels"
-    console.print(f"[bold]{checkpoint.source}[/bold]  {checkpoint.family.name}", soft_wrap=True)
+    console.print(f"{checkpoint.source}  {checkpoint.family.name}", style="bold", soft_wrap=True)
     console.print(
         f"{geometry.num_layers} {geometry.kind.upper()} layers of {geometry.num_blocks} blocks, "
         f"{geometry.num_value_heads} value and {geometry.num_key_heads} key heads of "

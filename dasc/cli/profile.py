@@ -1,18 +1,21 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
-from dasc.cli.options import IntList
+from dasc.cli.options import MAX_TOKENS, IntList
 from dasc.cli.reading import read_with_progress
 
 
 @click.command()
 @click.argument("model")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder for figures and numbers.")
-@click.option("--w-max", type=int, help="Cutoff of the maps in tokens; 16, or 64 for Kimi-K3, by default.")
+@click.option(
+    "--w-max",
+    type=click.IntRange(1, MAX_TOKENS),
+    help="Cutoff of the maps; 16 tokens, or 64 with a safe gate, by default.",
+)
 @click.option("--w-grid", type=IntList(4), default="16,64,128,512", show_default=True, help="Cutoffs of the summary.")
 @click.option("--a-s", "gate_input", type=float, help="Representative gate input; the family's own by default.")
 @click.option("--epsilon", type=float, default=1e-3, show_default=True, help="Decay that counts as forgotten.")
@@ -31,14 +34,12 @@ def profile(
     Writes PNG and SVG figures and the numbers behind them as profile.json.
     """
     from dasc.eval.figures import draw_profile
+    from dasc.eval.files import json_bytes, write_together
     from dasc.eval.profile import profile_model
 
     result = profile_model(
         read_with_progress(model, revision), w_max=w_max, w_grid=w_grid, gate_input=gate_input, epsilon=epsilon
     )
-    output.mkdir(parents=True, exist_ok=True)
-    written = draw_profile(result, output)
-    numbers = output / "profile.json"
-    numbers.write_text(json.dumps(result.as_dict(), indent=2) + "\n")
-    for path in (*written, numbers):
+    files = draw_profile(result) | {"profile.json": json_bytes(result.as_dict())}
+    for path in write_together(output, files):
         click.echo(str(path))

@@ -13,12 +13,14 @@ def read_with_progress(model: str, revision: str | None) -> Checkpoint:
 
     from dasc.models import read_checkpoint
 
+    console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
+        disable=not console.is_terminal,
     )
     with bar:
         tasks: dict[str, Any] = {}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dasc.cli.options import format_bytes
+from dasc.cli.reading import read_with_progress
 
 if TYPE_CHECKING:
     from dasc.plan import SelectionPlan
@@ -14,12 +15,18 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("plan_file", metavar="PLAN", type=click.Path(path_type=Path))
+@click.option("--model", help="Also check that the plan was made for this model: a folder or a Hub id.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-def show(plan_file: Path, as_json: bool) -> None:
+def show(plan_file: Path, model: str | None, as_json: bool) -> None:
     """Say what the plan in the file PLAN holds."""
     from dasc.plan import SelectionPlan
 
-    facts = describe(SelectionPlan.load(plan_file))
+    plan = SelectionPlan.load(plan_file)
+    if model is not None:
+        checkpoint = read_with_progress(model, None)
+        plan.check_geometry(checkpoint.geometry)
+        plan.check_weights(checkpoint.gate.fingerprint())
+    facts = describe(plan)
     if as_json:
         click.echo(json.dumps(facts, indent=2))
         return
@@ -31,7 +38,9 @@ def show(plan_file: Path, as_json: bool) -> None:
                     f"{placement['moved_units']} moved, slot {format_bytes(placement['slot_bytes'])}"
                 )
         else:
-            click.echo(f"{name.replace('_', ' ')}: {value}")
+            click.echo(f"{name}: {value}")
+    if model is not None:
+        click.echo(f"made for the weights of {model}")
 
 
 def describe(plan: SelectionPlan) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dasc.eval.profile import ModelProfile
+from dasc.eval.files import figure_bytes
+from dasc.eval.profile import DECAY_BINS, ModelProfile
 
 try:
     from matplotlib.colors import LogNorm, Normalize
@@ -24,10 +25,11 @@ BAR_BLUE = "#3b6ea5"
 LINE_ORANGE = "#c8553d"
 
 
-def draw_profile(profile: ModelProfile, folder: Path) -> list[Path]:
-    """Write the figures of ``profile`` into ``folder`` (which exists) and return their paths.
+def draw_profile(profile: ModelProfile) -> dict[str, bytes]:
+    """The figures of ``profile`` as PNG and SVG files by name.
 
-    ``decay`` for every model; ``horizons`` for GDN (one horizon a head); ``retained`` and ``channels`` for KDA.
+    ``decay`` and ``layers`` for every model; ``horizons`` for GDN (one horizon a head); ``retained`` and ``channels``
+    for KDA.
     """
     figures = {"decay": _decay(profile), "layers": _layers(profile)}
     if profile.geometry.kind == "gdn":
@@ -35,13 +37,10 @@ def draw_profile(profile: ModelProfile, folder: Path) -> list[Path]:
     else:
         figures["retained"] = _retained(profile)
         figures["channels"] = _channels(profile)
-    written = []
+    files: dict[str, bytes] = {}
     for name, figure in figures.items():
-        for suffix in ("png", "svg"):
-            path = folder / f"{name}.{suffix}"
-            figure.savefig(path, dpi=160, bbox_inches="tight")
-            written.append(path)
-    return written
+        files |= figure_bytes(name, figure)
+    return files
 
 
 def _new(width: float, height: float) -> tuple[Figure, Axes]:
@@ -50,16 +49,18 @@ def _new(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def _name(profile: ModelProfile) -> str:
-    return Path(profile.source).name if "/" in profile.source else profile.source
+    """The model's name as plain text: ``$`` would start a formula, and what is not Unicode has no glyph."""
+    name = Path(profile.source).name if "/" in profile.source else profile.source
+    return name.encode(errors="replace").decode().replace("$", r"\$")
 
 
 def _decay(profile: ModelProfile) -> Figure:
-    """Figure 1: the share of units by one-step decay, and how it adds up."""
+    """Figure 1: the share of units by one-step decay."""
     figure, axes = _new(6.4, 3.6)
     alpha = profile.alpha.flatten().numpy()
     median = float(np.median(alpha))
     weights = np.full(alpha.shape, 100 / alpha.size)
-    axes.hist(alpha, bins=50, range=(0, 1), weights=weights, color=BAR_BLUE)
+    axes.hist(alpha, bins=DECAY_BINS, range=(0, 1), weights=weights, color=BAR_BLUE)
     axes.axvline(median, color=LINE_ORANGE, linewidth=1.5)
     axes.annotate(
         f"median {median:.3f}",
@@ -91,7 +92,9 @@ def _layers(profile: ModelProfile) -> Figure:
         shade = 0.25 + 0.6 * index / max(len(profile.cutoffs) - 1, 1)
         axes.plot(blocks, share, marker="o", markersize=3, linewidth=1.2, color=_shade(shade), label=str(cutoff.w_max))
     axes.set(xlabel="model block", ylabel="units kept (%)", ylim=(0, 100), title=f"{_name(profile)}: kept by layer")
-    axes.legend(title="W_max", frameon=False, ncols=len(profile.cutoffs), loc="upper right")
+    axes.legend(
+        title="W_max", frameon=False, ncols=1 + len(profile.cutoffs) // 16, loc="upper left", bbox_to_anchor=(1, 1)
+    )
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 
@@ -112,7 +115,8 @@ def _block_map(profile: ModelProfile, values: NDArray[np.float64], norm: Normali
     axes.set_facecolor(ATTENTION_GREY)
     image = axes.imshow(np.ma.masked_invalid(rows), aspect="auto", norm=norm, cmap="viridis", interpolation="nearest")
     axes.set(xlabel="value head", ylabel="model block", title=title)
-    figure.colorbar(image, ax=axes, label=label, fraction=0.05, pad=0.02)
+    extend = "neither" if norm.vmax == 1 else "max"
+    figure.colorbar(image, ax=axes, label=label, fraction=0.05, pad=0.02, extend=extend)
     return figure
 
 
@@ -157,5 +161,5 @@ def _channels(profile: ModelProfile) -> Figure:
         ylabel="value head",
         title=f"{_name(profile)}, block {block}: channel horizons ({kept:.3f} kept)",
     )
-    figure.colorbar(image, ax=axes, label="horizon (tokens)", fraction=0.05, pad=0.02)
+    figure.colorbar(image, ax=axes, label="horizon (tokens)", fraction=0.05, pad=0.02, extend="max")
     return figure

@@ -11,8 +11,17 @@ from torch import Tensor
 
 from dasc.geometry import StateGeometry
 from dasc.models import Checkpoint
-from dasc.reference import mixed_pairs, one_step_decay, retained_fractions, select_units, static_horizons
+from dasc.reference import (
+    layer_fractions,
+    mixed_pairs,
+    one_step_decay,
+    retained_fractions,
+    select_units,
+    static_horizons,
+)
 
+DECAY_BINS = 50
+"""Of the histogram of one-step decays, from 0 to 1."""
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 
@@ -59,8 +68,9 @@ class ModelProfile:
     cutoffs: tuple[CutoffProfile, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values. An infinite horizon becomes ``None``."""
-        finite = [None if h == float("inf") else h for h in quantiles(self.horizons)]
+        """Plain JSON values: all that the figures show. An infinite horizon becomes ``None``."""
+        geometry = self.geometry
+        median_channels = self.horizons[self.median_layer].reshape(geometry.num_value_heads, -1)
         return {
             "model": self.source,
             "geometry": asdict(self.geometry),
@@ -69,12 +79,21 @@ class ModelProfile:
             "epsilon": self.epsilon,
             "quantiles": list(QUANTILES),
             "alpha_quantiles": quantiles(self.alpha),
-            "horizon_quantiles_tokens": finite,
+            "alpha_histogram": torch.histc(self.alpha, bins=DECAY_BINS, min=0, max=1).long().tolist(),
+            "horizon_quantiles_tokens": _finite(quantiles(self.horizons)),
+            "head_horizons_tokens": [_finite(row) for row in self.horizons.tolist()]
+            if geometry.kind == "gdn"
+            else None,
+            "median_block_horizons_tokens": [_finite(row) for row in median_channels.tolist()],
             "map_w_max": self.w_max,
             "median_block": self.geometry.recurrent_layers[self.median_layer],
             "layer_head_fractions": self.fractions.tolist(),
             "cutoffs": [asdict(cutoff) for cutoff in self.cutoffs],
         }
+
+
+def _finite(values: list[float]) -> list[float | None]:
+    return [None if value == float("inf") else value for value in values]
 
 
 def quantiles(values: Tensor) -> list[float]:
@@ -104,7 +123,7 @@ def profile_model(
     w_max = (64 if gate.gate == "safe" else 16) if w_max is None else w_max
     horizons = static_horizons(gate, gate_input, epsilon)
     fractions = retained_fractions(select_units(horizons, w_max), geometry)
-    layer_means = fractions.mean(dim=1)
+    layer_means = layer_fractions(fractions).mean
     median = layer_means.quantile(0.5)
     return ModelProfile(
         source=checkpoint.source,
@@ -124,15 +143,15 @@ def profile_model(
 def _cutoff(horizons: Tensor, geometry: StateGeometry, w_max: int) -> CutoffProfile:
     mask = select_units(horizons, w_max)
     fractions = retained_fractions(mask, geometry)
-    layers = fractions.mean(dim=1)
+    layers = layer_fractions(fractions)
     pairs = mixed_pairs(fractions)
     return CutoffProfile(
         w_max=w_max,
         retained=int(mask.sum()),
         retained_fraction=float(mask.double().mean()),
         layer_counts=tuple(mask.sum(dim=1).tolist()),
-        layer_fraction_min=float(layers.min()),
-        layer_fraction_max=float(layers.max()),
+        layer_fraction_min=layers.lowest,
+        layer_fraction_max=layers.highest,
         mixed=pairs.mixed,
         omit_all=pairs.omit_all,
         retain_all=pairs.retain_all,

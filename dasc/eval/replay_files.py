@@ -1,55 +1,14 @@
-"""What a replay leaves on disk: figures, numbers and records, all of them or none."""
+"""The records of a replay, as ``dasc calibrate`` reads them."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import errno
-import json
-import os
-import secrets
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
+from dasc.eval.files import json_bytes, write_together
 from dasc.eval.replay import ArmReport
 
-
-def write_together(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
-    """Write files into ``folder``, which is made if it does not exist. A failure leaves what was there, nothing else.
-
-    Every file is first written under another name; only then do they take their names, one after the other.
-
-    Returns:
-        Their paths.
-
-    Raises:
-        OSError: when a file cannot be written.
-    """
-    made = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / name for name in contents]
-    for path in paths:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    suffix = f".{secrets.token_hex(8)}.tmp"
-    temporary = [folder / f".{name}{suffix}" for name in contents]
-    try:
-        for path, data in zip(temporary, contents.values(), strict=True):
-            with open(path, "xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-        for path, target in zip(temporary, paths, strict=True):
-            os.replace(path, target)
-    except BaseException:
-        for path in temporary:
-            path.unlink(missing_ok=True)
-        if made:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-        raise
-    return paths
+__all__ = ["json_bytes", "records_json", "write_together"]
 
 
 def records_json(reports: Sequence[ArmReport]) -> bytes:
@@ -57,8 +16,3 @@ def records_json(reports: Sequence[ArmReport]) -> bytes:
     steps = [dataclasses.asdict(step) for report in reports for step in report.steps]
     transfers = [dataclasses.asdict(transfer) for report in reports for transfer in report.transfers]
     return json_bytes({"steps": steps, "transfers": transfers}, indent=None)
-
-
-def json_bytes(value: Mapping[str, Any], indent: int | None = 2) -> bytes:
-    """JSON text in UTF-8, with a line break at its end."""
-    return (json.dumps(value, indent=indent) + "\n").encode()

@@ -1,6 +1,10 @@
 """The commands as a user meets them: a checkpoint in the real format in, tables, JSON, files and clear errors out."""
 
+import dataclasses
+import errno
 import json
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -12,6 +16,7 @@ from click.testing import CliRunner, Result
 from dasc.cli.main import app
 from dasc.cli.options import ByteSize, format_bytes
 from dasc.models import CheckpointError, read_checkpoint
+from dasc.models.synthetic import GEOMETRIES, example_gate, published_kimi_linear, write_checkpoint
 from dasc.plan import SelectionPlan
 
 
@@ -102,6 +107,75 @@ def test_a_written_plan_loads_and_shows_what_was_planned(kimi: Path, tmp_path: P
     plan.check_weights(read_checkpoint(kimi).gate.fingerprint())
 
 
+def test_a_plan_is_refused_for_other_weights_and_other_models(kimi: Path, qwen: Path, tmp_path: Path):
+    file = tmp_path / "kimi.plan"
+    assert run("plan", kimi, "--w-max", "16", "-o", file).exit_code == 0
+    assert f"made for the weights of {kimi}" in run("show", file, "--model", kimi).output
+    other = tmp_path / "other"
+    geometry, gate = published_kimi_linear()
+    write_checkpoint(other, geometry.family, dataclasses.replace(gate, A_log=gate.A_log + 0.5), geometry)
+    for model, message in ((other, "made for the weights"), (qwen, "made for another model")):
+        result = dasc("show", file, "--model", model)
+        assert (result.returncode, message in result.stderr) == (2, True), result.stderr
+
+
+def test_a_plan_follows_links_and_replaces_nothing_but_files(kimi: Path, tmp_path: Path):
+    link = tmp_path / "link.plan"
+    link.symlink_to(tmp_path / "real.plan")
+    assert run("plan", kimi, "--w-max", "16", "-o", link).exit_code == 0
+    assert link.is_symlink()
+    assert int(SelectionPlan.load(tmp_path / "real.plan").mask.sum()) == 29_389
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path, tmp_path / "fifo"):
+        result = dasc("plan", kimi, "--w-max", "16", "-o", path)
+        assert result.returncode == 2
+        assert f"cannot write the plan: not a regular file: '{path}'" in result.stderr
+    assert (tmp_path / "fifo").is_fifo()
+
+
+def test_a_failed_profile_leaves_no_file(kimi: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full_disk(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    result = run("profile", kimi, "-o", tmp_path / "profile")
+    assert isinstance(result.exception, OSError)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_kept_is_still_json_and_a_table(kimi: Path):
+    window = plan_json(kimi, "--w-max", "100000", "--tp", "1")["windows"][0]
+    assert (window["units_kept"], window["c_temp_ragged"]) == (0, None)
+    assert "29.4" in run("plan", kimi, "--w-max", "100000", "--tp", "1").output  # convolution rows are left
+
+
+def test_names_are_printed_as_they_are(kimi: Path, tmp_path: Path):
+    folder = tmp_path / "[red]a$b$ :smile:[/x]"
+    shutil.copytree(kimi, folder)
+    result = run("plan", folder, "--w-max", "16", "--tp", "1", "-o", tmp_path / "[bold]x.plan")
+    assert result.exit_code == 0, result.output
+    assert str(folder) in result.output
+    assert f"plan written to {tmp_path / '[bold]x.plan'}" in result.output
+    assert run("profile", folder, "-o", tmp_path / "profile").exit_code == 0
+
+
+def test_no_figure_is_cut_on_a_narrow_terminal(kimi: Path):
+    wide = run("plan", kimi, "--w-max", "16", "--tp", "1,2")
+    narrow = CliRunner(env={"COLUMNS": "40"}).invoke(app, ["plan", str(kimi), "--w-max", "16", "--tp", "1,2"])
+    assert "…" not in narrow.output
+    assert narrow.output.splitlines()[:-1] == wide.output.splitlines()[:-1]
+
+
+def test_default_degrees_that_do_not_fit_are_named(tmp_path: Path):
+    geometry = dataclasses.replace(GEOMETRIES["kimi-linear"], num_value_heads=2, num_key_heads=2)
+    write_checkpoint(tmp_path, geometry.family, example_gate(geometry), geometry)
+    assert "left out: TP 4, 8" in run("plan", tmp_path, "--w-max", "16").output
+
+
+def test_standard_error_is_silent_off_a_terminal(kimi: Path):
+    assert dasc("plan", kimi, "--w-max", "16", "--tp", "1").stderr == ""
+
+
 def test_profile_writes_figures_and_numbers(kimi: Path, qwen: Path, tmp_path: Path):
     for model, names in ((kimi, {"decay", "layers", "retained", "channels"}), (qwen, {"decay", "layers", "horizons"})):
         folder = tmp_path / model.name
@@ -119,10 +193,13 @@ def test_profile_writes_figures_and_numbers(kimi: Path, qwen: Path, tmp_path: Pa
     ("args", "message"),
     [
         (["plan", "no/such/folder"], "no/such/folder"),
-        (["plan", "MODEL", "--w-max", "2"], "at least 4"),
+        (["plan", "MODEL", "--w-max", "2"], "expected numbers from 4"),
         (["plan", "MODEL", "--w-max", "16,x"], "whole numbers"),
         (["plan", "MODEL", "--tp", "3"], "cannot be shared equally by 3 ranks"),
         (["plan", "MODEL", "--budget", "lots"], "expected a size"),
+        (["plan", "MODEL", "--budget", "9" * 400], "expected a size"),
+        (["plan", "MODEL", "--w-max", "9" * 30], "expected numbers from 4 to"),
+        (["profile", "MODEL", "-o", "out", "--w-max", "9" * 30], "--w-max"),
         (["plan", "MODEL", "--epsilon", "2"], "epsilon"),
         (["plan", "MODEL", "--a-s", "nan"], "gate_input"),
         (["plan", "MODEL", "-o", "x.plan"], "one --w-max"),
@@ -156,6 +233,12 @@ def test_a_reader_that_goes_away_is_no_error(kimi: Path):
     assert "Traceback" not in result.stderr
 
 
+def test_closed_standard_output_is_no_traceback(kimi: Path):
+    shell = f"{sys.executable} -m dasc plan {kimi} --w-max 16 --tp 1 >&-"
+    result = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
+    assert "Traceback" not in result.stderr
+
+
 def test_help_comes_quickly_and_names_the_commands():
     times = []
     for _ in range(3):
@@ -169,13 +252,23 @@ def test_help_comes_quickly_and_names_the_commands():
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("8GiB", 8 << 30), ("1.5 MiB", 3 << 19), ("500MB", 500_000_000), ("77", 77), ("2kib", 2048)]
+    ("text", "size"),
+    [
+        ("8GiB", 8 << 30),
+        ("1.5 MiB", 3 << 19),
+        ("500MB", 500_000_000),
+        ("77", 77),
+        ("2kib", 2048),
+        ("9007199254740993", 9007199254740993),
+    ],
 )
 def test_sizes_are_read_as_written(text: str, size: int):
     assert ByteSize().convert(text, None, None) == size
 
 
-@pytest.mark.parametrize(("size", "text"), [(7, "7 B"), (75_497_472, "72.00 MiB"), (8 << 30, "8.00 GiB"), (1 << 41, "2.00 TiB")])
+@pytest.mark.parametrize(
+    ("size", "text"), [(7, "7 B"), (75_497_472, "72.00 MiB"), (8 << 30, "8.00 GiB"), (1 << 41, "2.00 TiB")]
+)
 def test_sizes_are_written_with_their_unit(size: int, text: str):
     assert format_bytes(size) == text
 

@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def table_console(width: int) -> Console:
+    """Standard output for tables of up to ``width`` columns: on a narrower terminal lines wrap, no figure is cut.
+
+    Names of files and values from a config are printed as they are, never as markup.
+    """
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    console.width = max(console.width, width) if is_terminal else width
+    return console
