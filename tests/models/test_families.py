@@ -193,16 +193,12 @@ def test_a_wrong_ling_group_size_is_named(value: object) -> None:
         geometry("ling_v3", **LING, layer_group_size=value)
 
 
-def test_ling_has_a_value_dimension_of_its_own() -> None:
-    read = geometry("ling_v3", **LING, layer_group_size=3, v_head_dim=24)
-    assert (read.head_k_dim, read.head_v_dim, read.num_key_heads) == (16, 24, 4)
-    assert geometry("ling_v3", **LING, layer_group_size=3).head_v_dim == 16
-
-
-def test_kimi_ignores_the_value_dimension_of_its_full_attention() -> None:
+def test_kda_families_ignore_the_value_dimension_of_their_full_attention() -> None:
     linear = {**KIMI_LIST, "kda_layers": [1], "full_attn_layers": [2]}
     for family in ("kimi_linear", "kimi_k3"):
         assert geometry(family, num_hidden_layers=2, v_head_dim=99, linear_attn_config=linear).head_v_dim == 16
+    ling = geometry("ling_v3", **LING, layer_group_size=3, v_head_dim=99)
+    assert (ling.head_k_dim, ling.head_v_dim, ling.num_key_heads) == (16, 16, 4)
 
 
 def test_a_bailing_model_without_short_convolution_is_lightning_attention() -> None:

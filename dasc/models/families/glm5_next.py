@@ -1,4 +1,4 @@
-"""GLM-5-Next: KDA, with the safe gate unless switched off. The layer lists of ``linear_attn_config`` are 0-based."""
+"""GLM-5-Next: KDA, with the safe or the softplus gate. The layer lists of ``linear_attn_config`` are 0-based."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ def _geometry(config: Config) -> StateGeometry:
 
 
 def _lower_bound(config: Config) -> float | None:
-    """A bound means the safe gate; ``null`` means it too, with the default bound, unless ``safe_gate`` is false."""
+    """A bound means the safe gate; ``null`` means it too, with the default bound, unless ``safe_gate`` is false.
+
+    Without a bound, ``safe_gate`` must be true: else transformers takes its default bound and SGLang the softplus gate.
+    """
     linear = config.section("linear_attn_config")
     if linear is None:
         if not config.given("linear_lower_bound"):
@@ -28,8 +31,12 @@ def _lower_bound(config: Config) -> float | None:
             return negative_bound(place, key)
         if place.given(key):
             return _DEFAULT_LOWER_BOUND if safe else None
-    if not safe:  # transformers would take its default bound, SGLang none
-        raise linear.error("gate_lower_bound", "given, if only as null, where safe_gate is false")
+    if not (linear.has("safe_gate") and safe):
+        raise linear.error(
+            "gate_lower_bound",
+            f"given, if only as null, unless safe_gate is true (transformers takes {_DEFAULT_LOWER_BOUND} for a missing "
+            "one, SGLang the softplus gate)",
+        )
     return _DEFAULT_LOWER_BOUND
 
 

@@ -34,7 +34,8 @@ def _geometry(config: Config) -> StateGeometry:
             "its decay is not learned and there is nothing to select"
         )
     heads = config.integer("num_attention_heads")
-    # transformers keeps the KDA dimension under its own key and writes the rotary dimension as head_dim.
+    # transformers keeps the KDA dimension under its own key and writes the rotary dimension as head_dim. v_head_dim is
+    # the full attention's: recurrent keys and values have one dimension, in transformers' class and in SGLang's pool.
     head_dim = config.integer("linear_head_dim" if config.has("linear_head_dim") else "head_dim")
     return StateGeometry(
         family="ling_v3",
@@ -43,7 +44,7 @@ def _geometry(config: Config) -> StateGeometry:
         recurrent_layers=_layers(config),
         num_value_heads=heads,
         num_key_heads=heads,
-        head_v_dim=config.integer_or("v_head_dim", head_dim),
+        head_v_dim=head_dim,
         head_k_dim=head_dim,
         conv_width=config.integer("short_conv_kernel_size"),
     )
@@ -69,7 +70,6 @@ def _example_config(geometry: StateGeometry, gate: GateParameters) -> dict[str, 
         "num_hidden_layers": geometry.num_blocks,
         "num_attention_heads": geometry.num_value_heads,
         "head_dim": geometry.head_k_dim,
-        "v_head_dim": geometry.head_v_dim,
         "short_conv_kernel_size": geometry.conv_width,
         "layer_group_size": _group_size(geometry),
         "kda_safe_gate": gate.gate == "safe",
