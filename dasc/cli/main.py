@@ -11,10 +11,13 @@ import sys
 import click
 
 from dasc import __version__
+from dasc.cli.calibrate import calibrate
 from dasc.cli.example import example
 from dasc.cli.plan import plan
 from dasc.cli.profile import profile
+from dasc.cli.replay import replay
 from dasc.cli.show import show
+from dasc.cli.simulate import simulate
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -27,7 +30,7 @@ def app() -> None:
     """
 
 
-for command in (plan, profile, show, example):
+for command in (plan, profile, show, example, simulate, replay, calibrate):
     app.add_command(command)
 
 
@@ -44,7 +47,7 @@ def main() -> None:
         # the reader of our output has gone; nothing is left to say to it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OverflowError, OSError, ImportError) as error:
         click.echo(f"dasc: {_one_line(error)}", err=True)
         code = 2
     sys.exit(code if isinstance(code, int) else 0)

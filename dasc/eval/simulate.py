@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from dasc.accounting import MemorySplit, split_budget
 from dasc.cache.config import CacheConfig
-from dasc.cache.simulation import CostModel, Load, Serving, Simulation, simulate
+from dasc.cache.simulation import MODEL_SIZES, CostModel, Load, Serving, Simulation, estimate_cost, simulate
 from dasc.geometry import DtypePolicy, StateGeometry
 from dasc.layout import LayoutKind, rank_layouts
 from dasc.models import FAMILIES, read_checkpoint
@@ -80,6 +81,33 @@ def load_model(model: str, w_max: int | None = None) -> SimulatedModel:
     horizons = static_horizons(gate, FAMILIES[geometry.family].default_gate_input, DEFAULT_EPSILON)
     mask = select_units(horizons, w_max)
     return SimulatedModel(model, geometry, mask, w_max, replay_window(unit_windows(horizons, mask, w_max), w_max))
+
+
+def model_cost(model: SimulatedModel, ranks: int, changes: Mapping[str, object]) -> CostModel:
+    """The estimate for the model's family with ``changes``; ``changes`` alone for a family without an estimate.
+
+    Raises:
+        ValueError: for a name or value that no constant can have, or constants missing for such a family.
+    """
+    family = model.geometry.family
+    if family in MODEL_SIZES:
+        return estimate_cost(MODEL_SIZES[family], ranks).replaced(changes)
+    missing = [field.name for field in fields(CostModel) if field.name not in changes]
+    if missing:
+        raise ValueError(f"there is no estimate of costs for the family {family}: also give {', '.join(missing)}")
+    return CostModel(**dict.fromkeys(changes, 0.0)).replaced(changes)
+
+
+def kv_bytes(model: SimulatedModel, ranks: int) -> int:
+    """Bytes of KV a token takes on one rank.
+
+    Raises:
+        ValueError: for a family whose attention layers are not known here.
+    """
+    family = model.geometry.family
+    if family not in MODEL_SIZES:
+        raise ValueError(f"KV bytes of a token must be given for the family {family}")
+    return MODEL_SIZES[family].kv_bytes_per_token(ranks)
 
 
 @dataclass(frozen=True)
@@ -212,16 +240,8 @@ class ArmResult:
         return asdict(self)
 
 
-def run_arm(
-    model: SimulatedModel,
-    name: str,
-    load: Load,
-    memory: Memory,
-    cost: CostModel,
-    serving: Serving,
-    progress: Callable[[int], None] = lambda done: None,
-) -> ArmResult:
-    """Serve ``load`` with the arm ``name`` of :data:`ARMS`.
+def arm_config(model: SimulatedModel, name: str, memory: Memory, load: Load, *, two_pass_refresh: bool) -> CacheConfig:
+    """The cache of the arm ``name`` of :data:`ARMS`.
 
     Raises:
         ValueError: for an unknown arm, or memory too small for it, saying how much it takes.
@@ -230,27 +250,21 @@ def run_arm(
         raise ValueError(f"arms must be of {', '.join(ARMS)}, got {name!r}")
     arm = ARMS[name]
     try:
-        split = divide_memory(model, arm, memory, two_pass_refresh=serving.two_pass_refresh)
+        split = divide_memory(model, arm, memory, two_pass_refresh=two_pass_refresh)
     except ValueError as error:
         raise ValueError(f"arm {name}: {error} on each of {memory.ranks} ranks") from error
     kv_pages = memory.kv_bytes // (memory.kv_bytes_per_token * load.tokens_per_id)
     if not kv_pages:
-        raise ValueError(
-            f"KV memory must hold {load.tokens_per_id} tokens of {memory.kv_bytes_per_token} bytes, got {memory.kv_bytes}"
-        )
-    dense_bytes = split.native_bytes // (split.native_slots + 1)
-    compressed_bytes = slot_bytes(model, arm, memory.ranks)
-    config = CacheConfig(
+        needed = memory.kv_bytes_per_token * load.tokens_per_id
+        raise ValueError(f"KV memory must hold {load.tokens_per_id} tokens, which take {needed}, got {memory.kv_bytes}")
+    return CacheConfig(
         native_slots=split.native_slots,
         compressed_slots=split.compressed_slots,
         kv_pages=kv_pages,
-        native_slot_bytes=dense_bytes,
-        compressed_slot_bytes=compressed_bytes or 1,
+        native_slot_bytes=split.native_bytes // (split.native_slots + 1),
+        compressed_slot_bytes=max(split.compressed_bytes // (split.compressed_slots + 1), 1),
         refresh_window_tokens=model.replay_tokens if arm.refresh else 0,
     )
-    started = time.perf_counter()
-    result = simulate(load, config, cost, replace(serving, collective=arm.mode != "off"), progress=progress)
-    return _summary(name, memory, config, result, time.perf_counter() - started)
 
 
 def _summary(name: str, memory: Memory, config: CacheConfig, result: Simulation, wall_s: float) -> ArmResult:
@@ -290,17 +304,27 @@ def run_arms(
     serving: Serving,
     progress: Callable[[str, int], None] = lambda what, done: None,
 ) -> list[ArmResult]:
-    """Every arm under every budget, budgets in the outer order.
+    """Serve ``load`` with every arm under every budget, budgets in the outer order.
 
     Args:
+        names: of :data:`ARMS`.
         progress: called with what runs and how many requests it has finished.
 
     Raises:
-        ValueError: as :func:`run_arm`.
+        ValueError: before anything is served, for an unknown arm or memory too small for one, saying how much it takes;
+            and as :func:`~dasc.cache.simulation.simulate`.
     """
+    runs = [
+        (name, memory, arm_config(model, name, memory, load, two_pass_refresh=serving.two_pass_refresh))
+        for memory in memories
+        for name in names
+    ]
     results = []
-    for memory in memories:
-        for name in names:
-            what = f"{name}, {memory.state_bytes / 2**30:g} GiB"
-            results.append(run_arm(model, name, load, memory, cost, serving, lambda n, w=what: progress(w, n)))
+    for name, memory, config in runs:
+        report = partial(progress, f"{name}, {memory.state_bytes / 2**30:.4g} GiB")
+        report(0)
+        started = time.perf_counter()
+        how = replace(serving, collective=ARMS[name].mode != "off")
+        result = simulate(load, config, cost, how, progress=report)
+        results.append(_summary(name, memory, config, result, time.perf_counter() - started))
     return results

@@ -48,7 +48,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Fitted constants, one fit for each kind of record there was, and the constants no record speaks of (left at 0)."""
+    """Fitted constants, a fit for each kind of record there was, and the constants no record speaks of (left at 0)."""
 
     cost: CostModel
     fits: tuple[Fit, ...]
@@ -91,8 +91,8 @@ def calibrate(steps: Sequence[StepRecord], transfers: Sequence[TransferRecord] =
         mine = [t for t in transfers if t.kind == kind]
         if mine:
             columns = np.array([(1, t.bytes) for t in mine], dtype=np.float64)
-            names = (f"{kind}_latency_s", f"{kind}_s_per_byte")
-            fits.append(_fit(kind, names, columns, [t.seconds for t in mine], found))
+            costs = (f"{kind}_latency_s", f"{kind}_s_per_byte")
+            fits.append(_fit(kind, costs, columns, [t.seconds for t in mine], found))
     names = [field.name for field in fields(CostModel)]
     unmeasured = tuple(name for name in names if name not in found)
     return Calibration(CostModel(**{name: found.get(name, 0.0) for name in names}), tuple(fits), unmeasured)
@@ -154,9 +154,7 @@ def read_records(path: str | os.PathLike[str]) -> tuple[list[StepRecord], list[T
     return _records(path, data, "steps", StepRecord), _records(path, data, "transfers", TransferRecord)
 
 
-def _records(
-    path: str | os.PathLike[str], data: dict[str, Any], key: str, record_type: type[Record]
-) -> list[Record]:
+def _records(path: str | os.PathLike[str], data: dict[str, Any], key: str, record_type: type[Record]) -> list[Record]:
     entries = data.get(key, [])
     if not isinstance(entries, list):
         raise ValueError(f"{path}: {key} must be a list, got a {type(entries).__name__}")
@@ -167,7 +165,9 @@ def _records(
         for name, value in entry.items():
             if name == "kind":
                 if value not in get_args(TransferKind):
-                    raise ValueError(f"{path}: {key}[{number}].kind must be one of {get_args(TransferKind)}, got {value!r}")
+                    raise ValueError(
+                        f"{path}: {key}[{number}].kind must be one of {get_args(TransferKind)}, got {value!r}"
+                    )
             elif not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
                 raise ValueError(f"{path}: {key}[{number}].{name} must be a number not below 0, got {value!r}")
     return [record_type(**entry) for entry in entries]

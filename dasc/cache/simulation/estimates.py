@@ -3,11 +3,12 @@
 None of this was measured. It gives the right order of magnitude and the right proportions between a long prompt and a
 short one; for times to rely on, measure a server and ``dasc calibrate``. Derivation, for ``P`` ranks:
 
-- a prompt token takes 2 FLOP for each active parameter, a query-key pair 2 FLOP for each element of query and value over
-  all heads and full-attention layers, at ``MATRIX_EFFICIENCY`` of the ranks' peak rate;
-- a decode pass reads the active weights once; each sequence reads and writes its recurrent state and reads experts of its
-  own, taken as the active weights once more; each context token is read by all ranks' share of KV; at
-  ``MEMORY_EFFICIENCY`` of the peak bandwidth;
+- a prompt token takes 2 FLOP for each active parameter, a query-key pair 2 FLOP for each element of query and value
+  over all heads and full-attention layers, at ``MATRIX_EFFICIENCY`` of the ranks' peak rate;
+- of the active weights about half are routed experts (8 of 256 with 46B parameters are 1.4B of Kimi-Linear's 3B, 10 of
+  512 with 77B are 1.5B of Qwen3-Next's 3B). A decode pass reads the other half once; each sequence reads experts of its
+  own, and reads and writes its recurrent state; each context token costs its KV. All at ``MEMORY_EFFICIENCY`` of the
+  ranks' peak bandwidth;
 - a pass takes ``BLOCK_S`` a block besides: two all-reduces and some twenty launches;
 - moving a checkpoint reads and writes it: twice its bytes at ``MEMORY_EFFICIENCY`` of the peak bandwidth, and
   ``TRANSFER_LATENCY_S`` for launches and bookkeeping; balanced storage adds one small all-to-all;
@@ -92,7 +93,7 @@ def estimate_cost(size: ModelSize, ranks: int) -> CostModel:
     flop_per_s = ranks * PEAK_FLOP_PER_S * MATRIX_EFFICIENCY
     rank_bytes_per_s = PEAK_BYTES_PER_S * MEMORY_EFFICIENCY
     pair_flop = 2 * size.attention_layers * size.attention_heads * (size.query_dim + size.value_dim)
-    weights_s = size.active_parameters * size.weight_bytes / (ranks * rank_bytes_per_s)
+    half_weights_s = size.active_parameters * size.weight_bytes / 2 / (ranks * rank_bytes_per_s)
     state_s = 2 * size.dense_state_bytes / (ranks * rank_bytes_per_s)
     move_s_per_byte = 2 / rank_bytes_per_s
     (short, short_ms), (long, long_ms) = sorted(TWO_PASS_MS.items())
@@ -101,8 +102,8 @@ def estimate_cost(size: ModelSize, ranks: int) -> CostModel:
         step_s=BLOCK_S * size.blocks,
         prefill_s_per_token=2 * size.active_parameters / flop_per_s,
         prefill_s_per_pair=pair_flop / flop_per_s,
-        decode_step_s=weights_s,
-        decode_s_per_sequence=weights_s + state_s,
+        decode_step_s=half_weights_s,
+        decode_s_per_sequence=half_weights_s + state_s,
         decode_s_per_context_token=size.kv_bytes_per_token(ranks) / rank_bytes_per_s,
         load_latency_s=TRANSFER_LATENCY_S,
         load_s_per_byte=move_s_per_byte,

@@ -7,7 +7,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from dasc.cache.simulation.load import Load, Request
+from dasc.cache.checkpoints import AtJunctions
+from dasc.cache.simulation.load import AfterPrompt, Load, Request
 
 VOCABULARY = 150_000
 
@@ -29,12 +30,13 @@ def shared_prefix_load(seed: int = 0) -> Load:
     - One unmeasured warm-up request a group, the prefix alone, as in the paper's replays (section 5.1). Without any, no
       cache could reach the published 0.973: 40 of 184 requests would come first of their group.
     - The order: shuffled. Each request is a client of its own.
+    - States are stored after each prompt as well as after each answer and at junctions, as SGLang does, whose figures
+      they are. So every request leaves two.
     """
     rng = np.random.default_rng(seed)
     sizes = [size for size, groups in GROUP_SIZES.items() for _ in range(groups)]
-    probabilities = (np.arange(len(sizes)) + 0.5) / len(sizes)
     ends, lengths = zip(*PREFIX_QUANTILES, strict=True)
-    prefix_tokens = rng.permutation(np.interp(probabilities, ends, lengths).round().astype(int))
+    prefix_tokens = rng.permutation(np.interp(np.linspace(0, 1, len(sizes)), ends, lengths).round().astype(int))
     count = sum(sizes)
     turn_tokens = rng.permutation(_log_normal(count, mean=94, sigma=1.0, low=4, high=1024))
     answer_tokens = rng.permutation(_log_normal(count, mean=348, sigma=0.8, low=8, high=1024))
@@ -45,7 +47,7 @@ def shared_prefix_load(seed: int = 0) -> Load:
     for number, (group, turn, answer) in enumerate(zip(groups, turn_tokens, answer_tokens, strict=True)):
         prompt = np.concatenate([prefixes[group], _ids(rng, turn)])
         requests.append(Request(number, None, prompt, _ids(rng, answer), len(prompt), int(answer)))
-    return Load("shared-prefix", tuple(requests), tuple(warmup))
+    return Load("shared-prefix", tuple(requests), (AfterPrompt(), AtJunctions()), tuple(warmup))
 
 
 def wildchat_load(seed: int = 0, conversations: int = 256, turns: int = 4) -> Load:
@@ -75,7 +77,7 @@ def wildchat_load(seed: int = 0, conversations: int = 256, turns: int = 4) -> Lo
             if end > CONTEXT_CAP_TOKENS:
                 break
             requests.append(Request(conversation, None, tokens[:start], tokens[start:end], start, answered))
-    return Load("wildchat", tuple(requests))
+    return Load("wildchat", tuple(requests), (AtJunctions(),))
 
 
 def _ids(rng: np.random.Generator, count: int) -> NDArray[np.int32]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dasc.cache.checkpoints import AtJunctions, AtPromptEnd, CheckpointPolicy
+from dasc.cache.checkpoints import CheckpointPolicy, PromptInfo
 
 Ids = NDArray[np.int32]
 
@@ -33,30 +33,42 @@ class Request:
     output_tokens: int
 
 
+@dataclass(frozen=True)
+class AfterPrompt:
+    """The very end of the prompt, as SGLang stores: it costs no pass of its own, but an identical prompt misses it."""
+
+    def check(self, page_size: int) -> None:
+        """Only pages of one token end everywhere.
+
+        Raises:
+            ValueError: for larger ones.
+        """
+        if page_size != 1:
+            raise ValueError(f"the end of a prompt is the end of a page only with pages of 1 token, got {page_size}")
+
+    def next_stop(self, position: int, prompt: PromptInfo) -> int | None:
+        """The end, once."""
+        return prompt.prompt_tokens if position < prompt.prompt_tokens else None
+
+
 @dataclass(frozen=True, eq=False)
 class Load:
     """Requests in the order they come, conversations in the order of their first request.
 
-    An id stands for ``tokens_per_id`` tokens. With more than one, ids name whole blocks of a trace, and only whole
-    blocks of prompts can be shared: see :func:`~dasc.cache.simulation.mooncake.read_trace`.
+    An id stands for ``tokens_per_id`` tokens. With one, the state at the exact end of every answer is stored. With
+    more, ids name whole blocks of a trace, and the end of an answer lies inside a block: see
+    :func:`~dasc.cache.simulation.mooncake.read_trace`.
 
     Attributes:
         name: for reports.
         requests: to be measured.
+        policies: where the cache takes checkpoints on the way.
         warmup: served one after the other before the others, unmeasured; they fill the cache.
         tokens_per_id: tokens an id stands for.
     """
 
     name: str
     requests: tuple[Request, ...]
+    policies: tuple[CheckpointPolicy, ...]
     warmup: tuple[Request, ...] = ()
     tokens_per_id: int = 1
-
-    @property
-    def policies(self) -> tuple[CheckpointPolicy, ...]:
-        """Where running requests are checkpointed: at junctions, and in loads of blocks after the last whole one.
-
-        A load of tokens stores the state at the exact end of each answer besides. The end of an answer lies inside a
-        block, and which block follows it a trace does not say.
-        """
-        return (AtJunctions(),) if self.tokens_per_id == 1 else (AtPromptEnd(), AtJunctions())

@@ -44,7 +44,7 @@ class SimulatedMover:
     def __init__(self, config: CacheConfig, cost: CostModel, *, collective: bool = False, record: bool = False) -> None:
         self.now = 0.0
         self.counters = Counters()
-        self.moved_bytes: collections.Counter[TransferKind] = collections.Counter()
+        self.moved_bytes: collections.Counter[str] = collections.Counter()
         self.records: list[TransferRecord] = []
         self._cost = cost
         self._dense_bytes = config.native_slot_bytes

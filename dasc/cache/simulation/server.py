@@ -25,6 +25,7 @@ class _Running:
     Attributes:
         number: its name in the cache.
         stop: where its next chunk ends at the latest: a checkpoint, or the end of the prompt.
+        checkpoint: id at which the next checkpoint is due, if any.
         replay: tokens still to be replayed.
         first_token_s: when the prompt was done.
     """
@@ -36,6 +37,7 @@ class _Running:
     tier: str
     position: int
     stop: int
+    checkpoint: int | None
     replay: int
     first_token_s: float = 0.0
 
@@ -57,6 +59,7 @@ class Server:
         server_limit: most running requests.
         chunk_tokens: most prompt tokens of a forward pass.
         tokens_per_id: tokens an id stands for.
+        mixed_passes: decode in prefill passes, too.
         two_pass_refresh: replay in a pass of its own.
         collective: storage is balanced over ranks.
         record: keep steps and transfers.
@@ -70,6 +73,7 @@ class Server:
         server_limit: int,
         chunk_tokens: int,
         tokens_per_id: int,
+        mixed_passes: bool = False,
         two_pass_refresh: bool = False,
         collective: bool = False,
         record: bool = False,
@@ -87,6 +91,7 @@ class Server:
         self._tokens_per_id = tokens_per_id
         self._stores_ends = tokens_per_id == 1
         self._window = config.refresh_window_tokens
+        self._mixed = mixed_passes
         self._two_pass = two_pass_refresh
         self._record = record
         self._waiting: collections.deque[tuple[float, int, Request]] = collections.deque()
@@ -143,21 +148,23 @@ class Server:
             hit = lease.hit_tokens * per_id
             tier = "miss" if lease.entry is None else "compressed" if lease.entry.tier is Tier.COMPRESSED else "dense"
             replay = min(self._window, hit) if tier == "compressed" else 0
-            running = _Running(self._numbers, request, arrival_s, hit, tier, hit, hit, replay)
-            self._set_stop(running)
+            running = _Running(self._numbers, request, arrival_s, hit, tier, hit, hit, None, replay)
+            self._look_ahead(running)
             self._prefilling.append(running)
         failed = cache.issue_loads()
         assert not failed, "simulated transfers do not fail"
 
-    def _set_stop(self, running: _Running) -> None:
-        stop = self.cache.next_stop(running.number)
-        prompt_tokens = running.request.prompt_tokens
-        running.stop = prompt_tokens if stop is None else min(stop * self._tokens_per_id, prompt_tokens)
+    def _look_ahead(self, running: _Running) -> None:
+        """Find where the next chunk must end."""
+        running.checkpoint = self.cache.next_stop(running.number)
+        running.stop = running.request.prompt_tokens
+        if running.checkpoint is not None:
+            running.stop = min(running.checkpoint * self._tokens_per_id, running.stop)
 
     # -- forward passes -------------------------------------------------------------------------------------------
 
     def _prefill(self) -> None:
-        """One forward pass over a chunk of prompts and a token of every sequence that decodes."""
+        """One forward pass over a chunk of prompts, and over every sequence that decodes if passes are mixed."""
         room = self._chunk
         pairs = replayed = 0
         stopped = []
@@ -188,21 +195,22 @@ class Server:
         return 0
 
     def _pass(self, prefill_tokens: int, pairs: int, replayed: int) -> None:
-        sequences, context = len(self._decoding), self._context_tokens
+        sequences, context = (len(self._decoding), self._context_tokens) if self._mixed else (0, 0)
         seconds = self._cost.forward_s(prefill_tokens + replayed, pairs, sequences, context)
         self.mover.now += seconds
         if self._record:
             self.steps.append(StepRecord(prefill_tokens, pairs, replayed, sequences, context, seconds))
-        self._after_passes(1)
+        if sequences:
+            self._after_passes(1)
 
     def _stop(self, running: _Running) -> None:
         """A chunk ended at a checkpoint or at the end of the prompt, which gives the first token of the answer."""
-        request = running.request
-        if running.position < request.prompt_tokens:
-            position = running.position // self._tokens_per_id
+        request, position = running.request, running.checkpoint
+        if position is not None and running.position == position * self._tokens_per_id:
             self.cache.advance(running.number, position)
             self.cache.checkpoint(running.number, position)
-            self._set_stop(running)
+            self._look_ahead(running)
+        if running.position < request.prompt_tokens:
             return
         running.first_token_s = self.mover.now
         if request.output_tokens == 1:
@@ -212,11 +220,13 @@ class Server:
         self._context_tokens += request.prompt_tokens + 1
 
     def _decode(self) -> None:
-        """Passes that only decode, up to the next completion or an arrival that can be admitted."""
+        """Passes that only decode, up to the next event: a completion, a commit or an arrival that can be admitted."""
         sequences, context = len(self._decoding), self._context_tokens
         passes = self._decoding[0][0] - self._passes
+        if self.cache.ledger.store.packs.releasing:
+            passes = 1  # the next step waits for the packs under way
         queue = self._arrivals.queue
-        if queue and not self._waiting and sequences < self._limit:
+        if queue and sequences < self._limit:
             wait_s = queue[0][0] - self.mover.now
             passes = min(passes, self._cost.decode_steps_until(wait_s, sequences, context))
         if self._record:

@@ -2,12 +2,13 @@
 
 Every request goes through :class:`~dasc.cache.prefix_cache.PrefixCache` as it would in an engine; only forward passes
 and transfers are replaced by the time they take (:class:`~dasc.cache.simulation.cost_model.CostModel`). Events are
-arrivals, ends of prefill passes and completions; between two of them a batch that only decodes is advanced in one go.
+arrivals, ends of prefill passes, commits of packs and completions; between two of them a batch that only decodes is
+advanced in one go.
 
-The server: requests wait in one queue, first come, first served, and at most ``server_limit`` run. Each forward pass
-computes up to ``chunk_tokens`` of the prompts not finished, in order of admission, and one token of every sequence that
-decodes. A chunk ends where its request is to be checkpointed. KV for a whole answer is reserved at admission, so no
-running request is ever put back.
+The server: requests wait in one queue, first come, first served, and at most ``server_limit`` run. As long as prompts
+are unfinished, each forward pass computes up to ``chunk_tokens`` of them, in order of admission; else, and also then
+if ``mixed_passes``, a pass computes one token of every sequence that decodes. A chunk ends where its request is to be
+checkpointed. KV for a whole answer is reserved at admission, so no running request is ever put back.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Serving:
             loop); ``None`` sends every request at its own time (open loop).
         time_scale: of the times in an open loop; 0.5 sends everything twice as fast.
         chunk_tokens: most prompt tokens of a forward pass.
+        mixed_passes: sequences that decode go on during prefill. SGLang lets them wait unless told otherwise.
         two_pass_refresh: replay windows in a forward pass of their own instead of the request's prefill.
         collective: storage is balanced over ranks.
 
@@ -46,6 +48,7 @@ class Serving:
     concurrency: int | None = None
     time_scale: float = 1.0
     chunk_tokens: int = 8192
+    mixed_passes: bool = False
     two_pass_refresh: bool = False
     collective: bool = False
 
@@ -86,7 +89,7 @@ def simulate(
     load: Load,
     config: CacheConfig,
     cost: CostModel,
-    serving: Serving = Serving(),  # noqa: B008 - frozen
+    serving: Serving = Serving(),
     *,
     record: bool = False,
     progress: Callable[[int], None] = lambda done: None,
@@ -100,12 +103,14 @@ def simulate(
         progress: called with the number of finished requests now and then.
 
     Raises:
-        ValueError: for a page of more than one id, KV too small for the longest request (saying how much it takes), an
-            open loop without times, or costs that let no time pass.
+        ValueError: for a load without requests, a page of more than one id, KV too small for the longest request
+            (saying how much it takes), an open loop without times, or costs that let no time pass.
     """
     if config.page_size != 1:
         raise ValueError(f"a page of the simulated cache is one id of the load, got page_size {config.page_size}")
-    needed = max((len(r.prompt) + len(r.output) for r in (*load.warmup, *load.requests)), default=0)
+    if not load.requests:
+        raise ValueError(f"load {load.name!r} has no requests")
+    needed = max(len(r.prompt) + len(r.output) for r in (*load.warmup, *load.requests))
     if needed > config.kv_pages:
         tokens = load.tokens_per_id
         raise ValueError(f"KV for {config.kv_pages * tokens} tokens is too small: a request takes {needed * tokens}")
@@ -117,6 +122,7 @@ def simulate(
         server_limit=serving.server_limit,
         chunk_tokens=serving.chunk_tokens,
         tokens_per_id=load.tokens_per_id,
+        mixed_passes=serving.mixed_passes,
         two_pass_refresh=serving.two_pass_refresh,
         collective=serving.collective,
         record=record,
@@ -127,13 +133,11 @@ def simulate(
     warm_refresh = server.refresh_tokens
     for unmeasured in (server.finished, server.steps, server.mover.records, server.mover.moved_bytes):
         unmeasured.clear()
-    arrivals = Arrivals(
-        load.requests, concurrency=serving.concurrency, start_s=start_s, time_scale=serving.time_scale
-    )
+    arrivals = Arrivals(load.requests, concurrency=serving.concurrency, start_s=start_s, time_scale=serving.time_scale)
     server.run(arrivals, progress)
     return Simulation(
         requests=server.finished,
-        seconds=server.mover.now - start_s,
+        seconds=max(r.arrival_s + r.e2e_s for r in server.finished),
         counters=_since(server.cache.counters.as_dict(), before),
         moved_bytes=dict(server.mover.moved_bytes),
         refresh_tokens=server.refresh_tokens - warm_refresh,
