@@ -61,7 +61,16 @@ def test_noise_moves_constants_a_little_and_shows_in_the_error(recorded):
     (fit,) = result.fits
     assert 0.03 < fit.mean_error < 0.07
     assert 0.08 < fit.worst_error < 0.13
-    assert abs(fit.total_error) < 0.02
+    assert abs(fit.total_error) < 1e-6
+
+
+def test_times_with_a_long_tail_still_add_up(recorded):
+    rng = np.random.default_rng(0)
+    tail = np.exp(rng.normal(0, 1, len(recorded.steps)))
+    noisy = [dataclasses.replace(s, seconds=s.seconds * f) for s, f in zip(recorded.steps, tail)]
+    result = calibrate(noisy)
+    assert abs(result.fits[0].total_error) < 1e-3
+    assert result.fits[0].mean_error > 0.5
 
 
 def test_replayed_tokens_count_as_prefill_tokens():

@@ -24,6 +24,8 @@ STEP_COSTS = (
 )
 """Constants fitted from forward passes, in the order of the columns of :func:`step_columns`."""
 
+_ROUNDS = 10
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -72,10 +74,11 @@ def step_columns(steps: Sequence[StepRecord]) -> NDArray[np.float64]:
 
 
 def calibrate(steps: Sequence[StepRecord], transfers: Sequence[TransferRecord] = ()) -> Calibration:
-    """Fit every constant that the records speak of by non-negative least squares on relative errors.
+    """Fit every constant that the records speak of by non-negative least squares.
 
-    Relative, so that short decode passes count as much as long prefills. A second pass for refresh and the collectives
-    of balanced storage leave no records of their own and stay 0.
+    A record's squared error is weighted by the inverse of the time fitted before, a few times over. So short passes
+    count beside long ones, and the fitted times add up to the measured total. A second pass for refresh and the
+    collectives of balanced storage leave no records of their own and stay 0.
 
     Raises:
         ValueError: for no records, or one whose time is not positive and finite.
@@ -108,20 +111,24 @@ def _fit(
     measured = np.array(seconds, dtype=np.float64)
     if not (np.isfinite(measured) & (measured > 0)).all():
         raise ValueError(f"every {kind} record must take a positive, finite time, got {float(measured.min())} s")
-    relative = columns / measured[:, None]
-    # columns of unit length, or the solver would lose pairs (1e9) beside passes (1)
-    length = np.linalg.norm(relative, axis=0)
-    scaled = np.divide(relative, length, out=np.zeros_like(relative), where=length > 0)
-    solution, _ = nnls(scaled, np.ones(len(measured)))
-    constants = np.divide(solution, length, out=np.zeros_like(solution), where=length > 0)
+    expected = measured
+    for _ in range(_ROUNDS):
+        weights = 1 / np.sqrt(np.maximum(expected, measured.min() / 1000))
+        weighted = columns * weights[:, None]
+        # columns of unit length, or the solver would lose pairs (1e9) beside passes (1)
+        length = np.linalg.norm(weighted, axis=0)
+        scaled = np.divide(weighted, length, out=np.zeros_like(weighted), where=length > 0)
+        solution, _ = nnls(scaled, measured * weights)
+        constants = np.divide(solution, length, out=np.zeros_like(solution), where=length > 0)
+        expected = columns @ constants
     found.update(zip(names, constants.tolist(), strict=True))
-    errors = columns @ constants / measured - 1
+    errors = expected / measured - 1
     return Fit(
         kind=kind,
         rows=len(measured),
         mean_error=float(np.abs(errors).mean()),
         worst_error=float(np.abs(errors).max()),
-        total_error=float((columns @ constants).sum() / measured.sum() - 1),
+        total_error=float(expected.sum() / measured.sum() - 1),
         undetermined=tuple(name for name, known in zip(names, _determined(scaled), strict=True) if not known),
     )
 
