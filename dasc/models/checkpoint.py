@@ -86,8 +86,8 @@ def read_checkpoint(
         revision: branch, tag or commit on the Hub.
         token: access token of the Hub; huggingface_hub's own when ``None``.
         endpoint: address of the Hub; huggingface_hub's own when ``None``.
-        progress: called as ``progress(step, done, total)`` in the calling thread; steps are ``"headers"`` and
-            ``"tensors"``, counted in files.
+        progress: called as ``progress(step, done, total)`` in the calling thread; steps are ``"index"`` (where there is
+            one; told also when it begins, with 0 of 1), ``"headers"`` and ``"tensors"``, counted in files.
 
     Raises:
         CheckpointError: for anything wrong with the model's files, in one line.

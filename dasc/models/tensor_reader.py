@@ -10,10 +10,10 @@ from typing import TypeVar
 from torch import Tensor
 
 from dasc.geometry import StateGeometry
-from dasc.models.config import Config, parse_json
+from dasc.models.config import Config, flat_strings, parse_unique_json
 from dasc.models.decay_tensors import DecayKey, check_entry, decode
 from dasc.models.errors import CheckpointError
-from dasc.models.families.family import Family
+from dasc.models.families.family import DECAY_NAMES, Family
 from dasc.models.safetensors_header import LENGTH_BYTES, TensorEntry, header_length, parse_header, spans
 from dasc.models.source import Source, listing
 
@@ -28,16 +28,16 @@ _Out = TypeVar("_Out")
 
 @dataclass
 class TensorReader:
-    """The tensors of one source.
+    """The decay tensors of one source. Other tensors are checked and forgotten: there may be a million of them.
 
     Attributes:
         source: to read from.
         files: names of all its files.
-        progress: told of every file done.
+        progress: told of every file done, and of the index also when it begins.
         index_bytes, header_bytes, tensor_bytes: read so far, of each kind.
         files_read: names of the files read from.
-        shard_of: the file of each tensor, once :meth:`locate` has run.
-        headers: the tensors of each file whose header was read.
+        shard_of: the file of each decay tensor, once :meth:`locate` has run.
+        headers: the decay tensors of each file whose header was read.
     """
 
     source: Source
@@ -51,7 +51,7 @@ class TensorReader:
     headers: dict[str, dict[str, TensorEntry]] = field(default_factory=dict)
 
     def locate(self) -> dict[str, str]:
-        """The file of each tensor: from the index if there is one, else from every header."""
+        """The file of each decay tensor: from the index if there is one, else from every header."""
         if INDEX_FILE in self.files:
             self._read_index()
             return self.shard_of
@@ -92,15 +92,19 @@ class TensorReader:
 
     def _read_index(self) -> None:
         where = f"{self.source.name}/{INDEX_FILE}"
+        self._report("index", 0, 1)
         data = self.source.read_all(INDEX_FILE, MAX_INDEX_BYTES)
         self.index_bytes = len(data)
         self.files_read.add(INDEX_FILE)
-        index = Config(parse_json(data, where, unique_keys=True), where)
-        self.shard_of = index.string_map("weight_map")
-        files = set(self.files)
-        for name, shard in self.shard_of.items():
-            if shard not in files:
-                raise CheckpointError(f"{where}: tensor {name!r} should lie in {shard!r}, a file that is missing")
+        weight_map = Config(parse_unique_json(data, where, _count_strings), where).string_map("weight_map")
+        missing = set(weight_map.values()) - set(self.files)
+        if missing:
+            name = next(name for name, shard in weight_map.items() if shard in missing)
+            raise CheckpointError(
+                f"{where}: tensor {name!r} should lie in {weight_map[name]!r}, a file that is missing"
+            )
+        self.shard_of = {name: shard for name, shard in weight_map.items() if name.endswith(DECAY_NAMES)}
+        self._report("index", 1, 1)
 
     def _check_shard(
         self, shard: str, names: list[str], keys: dict[str, DecayKey], family: Family, geometry: StateGeometry
@@ -136,7 +140,8 @@ class TensorReader:
         if count < end:
             start += self.source.read_range(shard, count, end)
             count = end
-        return parse_header(start[LENGTH_BYTES:end], size, where), count
+        header = parse_header(start[LENGTH_BYTES:end], size, where)
+        return {name: header[name] for name in header if name.endswith(DECAY_NAMES)}, count
 
     def _read_tensors(self, shard: str, names: list[str]) -> tuple[dict[str, bytes], int]:
         entries = {name: self.headers[shard][name] for name in names}
@@ -156,6 +161,14 @@ class TensorReader:
         with ThreadPoolExecutor(self.source.parallel) as pool:
             for result in pool.map(read, items):
                 results.append(result)
-                if self.progress is not None:
-                    self.progress(step, len(results), len(items))
+                self._report(step, len(results), len(items))
         return results
+
+    def _report(self, step: str, done: int, total: int) -> None:
+        if self.progress is not None:
+            self.progress(step, done, total)
+
+
+def _count_strings(index: dict[str, object]) -> int:
+    """Strings of an index: its keys, and what its objects, ``metadata`` and ``weight_map``, hold."""
+    return len(index) + sum(flat_strings(value) for value in index.values() if isinstance(value, dict))

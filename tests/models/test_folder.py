@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -120,10 +122,42 @@ def test_a_file_and_a_revision_of_a_folder_are_errors(tmp_path: Path) -> None:
 def test_progress_counts_files(tmp_path: Path) -> None:
     steps: list[tuple[str, int, int]] = []
     read_checkpoint(write(tmp_path, shards=2), progress=lambda *step: steps.append(step))
-    assert steps == [("headers", 1, 2), ("headers", 2, 2), ("tensors", 1, 2), ("tensors", 2, 2)]
+    index = [("index", 0, 1), ("index", 1, 1)]
+    assert steps == [*index, ("headers", 1, 2), ("headers", 2, 2), ("tensors", 1, 2), ("tensors", 2, 2)]
 
 
-# How little is read
+# How little is read and done
+
+
+def _python_calls(folder: Path) -> int:
+    """Calls of Python functions in all threads while a checkpoint is read."""
+    calls = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    threading.setprofile(count)
+    sys.setprofile(count)
+    try:
+        read_checkpoint(folder)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return calls
+
+
+@pytest.mark.parametrize("shards", [1, 5])
+def test_other_tensors_cost_no_python_call_each(shards: int, tmp_path: Path) -> None:
+    """Kimi-K3's index and headers name some 750,000 tensors."""
+    calls = []
+    for filler_tensors in (1, 2000):
+        folder = tmp_path / str(filler_tensors)
+        write_checkpoint(
+            folder, "kimi_linear", example_gate(KDA), KDA, filler_bytes=8, filler_tensors=filler_tensors, shards=shards
+        )
+        calls.append(_python_calls(folder))
+    assert calls[1] - calls[0] < 200
 
 
 def test_only_the_bytes_of_the_decay_tensors_are_read(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -15,17 +16,33 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from dasc.models import CheckpointError
-from dasc.models.safetensors_header import _DTYPE_BITS, LENGTH_BYTES, TensorEntry, header_length, parse_header, spans
+from dasc.models.safetensors_header import (
+    _DTYPE_BITS,
+    LENGTH_BYTES,
+    Header,
+    TensorEntry,
+    _all_valid,
+    _check_tensor,
+    header_length,
+    parse_header,
+    spans,
+)
 
 F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
 
-def parse(tensors: dict[str, object], data_bytes: int = 8) -> dict[str, TensorEntry]:
+def parse(tensors: dict[str, object], data_bytes: int = 8) -> Header:
     header = json.dumps(tensors).encode()
     return parse_header(header, LENGTH_BYTES + len(header) + data_bytes, "m/x.safetensors")
 
 
-def read_file(path: Path) -> dict[str, TensorEntry]:
+def parse_with_f32(header: bytes) -> Header:
+    """A header in which ``F`` stands for a tensor of 8 bytes."""
+    header = re.sub(rb"F(?=[,}])", json.dumps(F32).encode(), header)
+    return parse_header(header, LENGTH_BYTES + len(header) + 8, "x")
+
+
+def read_file(path: Path) -> Header:
     data = path.read_bytes()
     end = LENGTH_BYTES + header_length(data[:LENGTH_BYTES], len(data), "x")
     return parse_header(data[LENGTH_BYTES:end], len(data), "x")
@@ -76,6 +93,7 @@ def test_a_dtype_of_the_future_is_no_obstacle_for_the_other_tensors() -> None:
         ({"a": F32, "b": {**F32, "data_offsets": [4, 12]}}, 12, "expected at byte"),
         ({"a": F32, "b": {**F32, "data_offsets": [12, 20]}}, 20, "expected at byte"),
         ({"a": {**F32, "shape": [2**62, 2**62, 4], "data_offsets": [0, 8]}}, 8, "expected .* bytes"),
+        ({"a": {**F32, "shape": [2**62] * 64, "data_offsets": [0, 8]}}, 8, "expected .* bytes"),
     ],
 )
 def test_headers_that_lie_are_refused(tensors: dict[str, object], data_bytes: int, message: str) -> None:
@@ -83,10 +101,66 @@ def test_headers_that_lie_are_refused(tensors: dict[str, object], data_bytes: in
         parse(tensors, data_bytes)
 
 
-def test_a_tensor_named_twice_is_refused() -> None:
-    header = b'{"a": ' + json.dumps(F32).encode() + b', "a": ' + json.dumps(F32).encode() + b"}"
-    with pytest.raises(CheckpointError, match="'a' is given twice"):
-        parse_header(header, 8 + len(header) + 8, "x")
+@pytest.mark.parametrize(
+    ("header", "key"),
+    [
+        (b'{"a": F, "a": F}', "a"),
+        (b'{"a": 3, "a": F}', "a"),
+        (b'{"a": {}, "a": F}', "a"),
+        (b'{"a": null, "b": F, "a": F, "__metadata__": {"data_offsets": "pt"}}', "a"),
+        (b'{"a": F, "\\u0061": F}', "a"),
+        (b'{"\\u0061": 3, "a": F}', "a"),
+        (b'{"__metadata__": {"x": "y", "x": "z"}, "a": F}', "x"),
+        (b'{"__metadata__": {"dtype": "y", "dtype": "z"}, "a": F}', "dtype"),
+        (b'{"__metadata__": {}, "__metadata__": {"x": "y"}, "a": F}', "__metadata__"),
+        (b'{"a": {"dtype": "F32", "dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}', "dtype"),
+        (b'{"a": {"dtype": "F32", "shape": [2], "shape": [2], "data_offsets": [0, 8]}}', "shape"),
+        (b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], "data_offsets": [0, 8]}}', "data_offsets"),
+    ],
+)
+def test_a_key_given_twice_is_refused(header: bytes, key: str) -> None:
+    with pytest.raises(CheckpointError, match=f"'{key}' is given twice"):
+        parse_with_f32(header)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b'{"__metadata__": {"format": "pt", "dtype": "F32", "n": {"deep": ["b"]}}, "a": F}',
+        b'{"__metadata__": "text", "a": F}',
+        b'{"quote \\" colon": F}',
+        b'{"data_offsets": F, "__metadata__": {"data_offsets": "data_offsets"}}',
+        b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], "more": "text"}}',
+    ],
+)
+def test_strings_anywhere_are_not_taken_for_keys_given_twice(header: bytes) -> None:
+    (entry,) = parse_with_f32(header).values()
+    assert (entry.dtype, entry.shape, entry.end - entry.start) == ("F32", (2,), 8)
+
+
+odd = st.sampled_from([None, True, 0, 1, -1, 1.0, 2**63, "F32", [], [0], {}])
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "dtype": st.sampled_from(["F32", "F4", "U8", "F2_X"]) | odd,
+                "shape": st.lists(st.integers(0, 3) | odd, max_size=3) | odd,
+                "data_offsets": st.lists(st.integers(0, 9) | odd, max_size=3) | odd,
+            },
+        )
+        | st.builds(lambda n: {"dtype": "U8", "shape": [n], "data_offsets": [0, n]}, st.integers(0, 2**63))
+        | odd,
+        max_size=3,
+    )
+)
+def test_what_is_accepted_at_once_passes_every_single_check(values: list[object]) -> None:
+    tensors = {str(i): value for i, value in enumerate(values)}
+    if _all_valid(tensors):
+        for value in values:
+            _check_tensor(value, "x")
 
 
 @pytest.mark.parametrize(

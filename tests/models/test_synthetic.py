@@ -229,6 +229,16 @@ def test_kimi_is_written_in_its_own_form(tmp_path: Path) -> None:
     assert read_checkpoint(tmp_path).quantization == "mxfp4"
 
 
+def test_each_block_has_the_wanted_filler_tensors(tmp_path: Path) -> None:
+    geometry = small("kimi_linear")
+    options = {"filler_bytes": 6 * 3 * 16, "filler_tensors": 3}
+    write_checkpoint(tmp_path, "kimi_linear", example_gate(geometry), geometry, **options)
+    with safe_open(tmp_path / "model.safetensors", "pt") as stream:
+        fillers = [name for name in stream.keys() if "expert" in name]  # noqa: SIM118 - not a dictionary
+        assert {tuple(stream.get_slice(name).get_shape()) for name in fillers} == {(16,)}
+    assert len(fillers) == 6 * 3
+
+
 def test_only_its_own_folders_are_overwritten(tmp_path: Path) -> None:
     geometry = small("qwen3_next")
     gate = example_gate(geometry)
@@ -256,6 +266,7 @@ def test_what_a_family_cannot_express_is_refused(tmp_path: Path) -> None:
         ("kimi_linear", soft, {"shards": 7}, r"shards must be within \[1, 6\], got 7"),
         ("kimi_linear", soft, {"decay_dtype": torch.int8}, "decay_dtype must be one of .*, got torch.int8"),
         ("kimi_linear", soft, {"filler_bytes": -1}, "filler_bytes must not be negative, got -1"),
+        ("kimi_linear", soft, {"filler_tensors": 0}, "filler_tensors must be at least 1, got 0"),
         ("gpt", soft, {}, "family must be one of"),
     ]
     for family, geometry, options, message in cases:

@@ -54,11 +54,9 @@ class Family:
 
         Multi-token-prediction modules (``mtp.layers.N...``) are other tensors.
         """
-        if not tensor.endswith(DECAY_NAMES):  # an index may name a million tensors
-            return None
         found = re.fullmatch(
             r"(?:model\.|model\.language_model\.|language_model\.model\.|language_model\.)?"
-            rf"layers\.(\d{{1,6}})\.{self.module}\.(A_log|dt_bias)",
+            rf"layers\.(0|[1-9][0-9]{{0,5}})\.{self.module}\.(A_log|dt_bias)",
             tensor,
         )
         if found is None:

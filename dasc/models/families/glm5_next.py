@@ -34,8 +34,8 @@ def _lower_bound(config: Config) -> float | None:
     if not (linear.has("safe_gate") and safe):
         raise linear.error(
             "gate_lower_bound",
-            f"given, if only as null, unless safe_gate is true (transformers takes {_DEFAULT_LOWER_BOUND} for a missing "
-            "one, SGLang the softplus gate)",
+            f"given, if only as null, unless safe_gate is true (without it transformers takes {_DEFAULT_LOWER_BOUND}, "
+            "SGLang the softplus gate)",
         )
     return _DEFAULT_LOWER_BOUND
 

@@ -41,13 +41,14 @@ def write_checkpoint(
     *,
     decay_dtype: torch.dtype = torch.float32,
     filler_bytes: int = 0,
+    filler_tensors: int = 1,
     shards: int = 1,
     quantization: str | None = None,
 ) -> Path:
     """Write a model's folder that :func:`~dasc.models.read_checkpoint` reads as the real ones.
 
-    Names, shapes, layer lists, nesting and index are those of the family's own checkpoints. One tensor of zeros in each
-    block stands for its other weights; it is written as a hole, so that gigabytes take neither time nor disk.
+    Names, shapes, layer lists, nesting and index are those of the family's own checkpoints. Tensors of zeros in each
+    block stand for its other weights; they are written as holes, so that gigabytes take neither time nor disk.
 
     Args:
         folder: to write into; made if it is missing. Files of an earlier call are replaced.
@@ -55,7 +56,8 @@ def write_checkpoint(
         gate: decay parameters, rounded to ``decay_dtype``.
         geometry: of the whole model; its own ``family`` may be another one of the same kind.
         decay_dtype: float64, float32, float16 or bfloat16.
-        filler_bytes: of other weights in all; rounded up to 8 bytes a block.
+        filler_bytes: of other weights in all; rounded up to 8 bytes a tensor.
+        filler_tensors: other weights in each block; models with many experts have thousands.
         shards: number of files, each with a run of consecutive blocks; with more than one there is an index.
         quantization: ``quant_method`` to name in config.json.
 
@@ -75,6 +77,8 @@ def write_checkpoint(
         raise ValueError(f"shards must be within [1, {geometry.num_blocks}], got {shards}")
     if filler_bytes < 0:
         raise ValueError(f"filler_bytes must not be negative, got {filler_bytes}")
+    if filler_tensors < 1:
+        raise ValueError(f"filler_tensors must be at least 1, got {filler_tensors}")
     config = {**writer.example_config(geometry, gate), _MARK: True}
     if quantization is not None:
         config["quantization_config"] = {"quant_method": quantization}
@@ -84,8 +88,8 @@ def write_checkpoint(
     # First, so that a folder left half written is known as this function's own.
     (path / CONFIG_FILE).write_text(json.dumps(config, indent=2))
 
-    filler = -(-filler_bytes // (8 * geometry.num_blocks)) * 8
-    items = list(_items(writer, geometry, gate, dtype, filler))
+    filler = -(-filler_bytes // (8 * geometry.num_blocks * filler_tensors)) * 8
+    items = list(_items(writer, geometry, gate, dtype, filler, filler_tensors))
     weight_map: dict[str, str] = {}
     total = 0
     for shard in range(shards):
@@ -127,13 +131,14 @@ def _clear(path: Path) -> None:
 
 
 def _items(
-    family: Family, geometry: StateGeometry, gate: GateParameters, dtype: str, filler: int
+    family: Family, geometry: StateGeometry, gate: GateParameters, dtype: str, filler: int, filler_tensors: int
 ) -> Iterator[tuple[int, _Item]]:
     """``(block, tensor)``, in file order."""
     layer_of = {block: layer for layer, block in enumerate(geometry.recurrent_layers)}
     for block in range(geometry.num_blocks):
         name = f"{family.prefix}layers.{block}"
-        yield block, _Item(f"{name}.mlp.down_proj.weight", "U8", (filler,), filler, None)
+        for expert in range(filler_tensors):
+            yield block, _Item(f"{name}.mlp.experts.{expert}.down_proj.weight", "U8", (filler,), filler, None)
         if block in layer_of:
             layer = layer_of[block]
             a_log = gate.A_log[layer]
