@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dasc.geometry import StateGeometry
-from dasc.models.config import Config, parse_json, quantization_method
+from dasc.models.config import Config, modelopt_method, parse_json, quantization_method
 from dasc.models.decay_tensors import find_decay_tensors, gate_parameters
 from dasc.models.errors import CheckpointError
 from dasc.models.families import family_of_config
@@ -18,6 +18,7 @@ from dasc.models.source import FolderSource, Source, listing
 from dasc.models.tensor_reader import Progress, TensorReader
 
 CONFIG_FILE = "config.json"
+QUANTIZATION_FILE = "hf_quant_config.json"  # ModelOpt's; config.json need not repeat it
 MAX_CONFIG_BYTES = 16 * 2**20
 
 
@@ -26,7 +27,7 @@ class ReadReport:
     """What reading a checkpoint took.
 
     Attributes:
-        config_bytes: of config.json.
+        config_bytes: of config.json, and of hf_quant_config.json where it was read.
         index_bytes: of the shard index; 0 when there is none.
         header_bytes: of the safetensors headers, with what was read beyond them before their length was known.
         tensor_bytes: of the decay tensors, with what lay between neighbours read at once.
@@ -57,8 +58,8 @@ class Checkpoint:
         family: of the model.
         geometry: of the whole model (not of one rank).
         gate: the stored decay parameters, ``[L, HV]`` and ``[L, HV]`` or ``[L, HV, K]``, FP64.
-        quantization: name of the weights' quantisation method in config.json; ``None`` when they are not quantised.
-            Packed weights cannot be permuted, so they allow no placement that reorders heads.
+        quantization: name of the weights' quantisation method in config.json, or else in hf_quant_config.json; ``None``
+            when they are not quantised. Packed weights cannot be permuted, so they allow no placement that reorders heads.
         reading: what reading it took.
     """
 
@@ -81,8 +82,8 @@ def read_checkpoint(
     """Read geometry and decay parameters of a model, and no other weights.
 
     Args:
-        model: a folder with config.json and .safetensors files: a ``Path``, the name of an existing folder, or a string
-            that starts with ``/``, ``.`` or ``~``. Any other string is a Hub id, ``"org/name"``.
+        model: a folder with config.json and .safetensors files: a ``Path``, the name of something that exists, or a
+            string that starts with ``/``, ``.`` or ``~``. Any other string is a Hub id, ``"org/name"``.
         revision: branch, tag or commit on the Hub.
         token: access token of the Hub; huggingface_hub's own when ``None``.
         endpoint: address of the Hub; huggingface_hub's own when ``None``.
@@ -98,11 +99,17 @@ def read_checkpoint(
     files = source.files()
     if CONFIG_FILE not in files:
         raise CheckpointError(f"{source.name}: expected a {CONFIG_FILE}, found {listing(files)}")
-    config_data = source.read_all(CONFIG_FILE, MAX_CONFIG_BYTES)
-    config = Config(parse_json(config_data, f"{source.name}/{CONFIG_FILE}"), f"{source.name}/{CONFIG_FILE}")
+    config, config_bytes = _read_config(source, CONFIG_FILE)
     family = family_of_config(config)
     text = config.section("text_config") or config
     geometry, lower_bound = _geometry(family, text)
+    config_files = {CONFIG_FILE}
+    quantization = quantization_method(config)
+    if quantization is None and QUANTIZATION_FILE in files:
+        modelopt, more_bytes = _read_config(source, QUANTIZATION_FILE)
+        quantization = modelopt_method(modelopt)
+        config_bytes += more_bytes
+        config_files.add(QUANTIZATION_FILE)
 
     reader = TensorReader(source, files, progress)
     located = find_decay_tensors(
@@ -118,14 +125,14 @@ def read_checkpoint(
         family=family,
         geometry=geometry,
         gate=gate_parameters(values, geometry, lower_bound),
-        quantization=quantization_method(config),
+        quantization=quantization,
         reading=ReadReport(
-            config_bytes=len(config_data),
+            config_bytes=config_bytes,
             index_bytes=reader.index_bytes,
             header_bytes=reader.header_bytes,
             tensor_bytes=reader.tensor_bytes,
             requests=source.requests,
-            files=tuple(sorted({CONFIG_FILE, *reader.files_read})),
+            files=tuple(sorted(config_files | reader.files_read)),
             seconds=time.perf_counter() - started,
         ),
     )
@@ -134,7 +141,7 @@ def read_checkpoint(
 def _open_source(model: str | Path, *, revision: str | None, token: str | None, endpoint: str | None) -> Source:
     if not isinstance(model, str | Path):
         raise ValueError(f"model must be a path or a string, got {type(model).__name__}")
-    if isinstance(model, Path) or model.startswith((os.sep, ".", "~")) or os.path.isdir(model):
+    if isinstance(model, Path) or model.startswith((os.sep, ".", "~")) or os.path.exists(model):
         if revision is not None:
             raise ValueError(f"revision is for models on the Hub, got {revision!r} with the folder {str(model)!r}")
         return FolderSource(Path(os.path.expanduser(model)))
@@ -144,6 +151,13 @@ def _open_source(model: str | Path, *, revision: str | None, token: str | None, 
     if not is_hub_id(model):
         raise ValueError(f"model must be an existing folder or a Hub id 'org/name', got {model!r}")
     return HubSource(model, revision=revision, token=token, endpoint=endpoint)
+
+
+def _read_config(source: Source, file: str) -> tuple[Config, int]:
+    """A small JSON file and its bytes."""
+    where = f"{source.name}/{file}"
+    data = source.read_all(file, MAX_CONFIG_BYTES)
+    return Config(parse_json(data, where), where), len(data)
 
 
 def _geometry(family: Family, text: Config) -> tuple[StateGeometry, float | None]:

@@ -108,6 +108,9 @@ class Config:
         """Whether the key is present, be it as ``null``."""
         return key in self._values
 
+    def is_empty(self) -> bool:
+        return not self._values
+
     def section(self, key: str) -> Config | None:
         """The object under ``key``, or ``None`` when absent."""
         value = self._values.get(key)
@@ -174,14 +177,22 @@ class Config:
 
 
 def quantization_method(config: Config) -> str | None:
-    """Name of the weights' quantisation method, from ``quantization_config`` at the top or in ``text_config``.
+    """Name of the weights' quantisation method, from a config.json.
 
-    ``"unnamed"`` when the section is there without a name; ``None`` when weights are not quantised.
+    Read from ``quantization_config`` or ``compression_config``, at the top or in ``text_config``. ``"unnamed"`` when
+    there is such a section without a name; ``None`` when there is none, or only an empty one.
     """
     text = config.section("text_config")
     for place in (config, text):
-        section = place.section("quantization_config") if place is not None else None
-        if section is not None:
-            name = next((key for key in ("quant_method", "quant_algo") if section.has(key)), None)
-            return section.text(name) if name is not None else "unnamed"
+        for key in ("quantization_config", "compression_config"):
+            section = place.section(key) if place is not None else None
+            if section is not None and not section.is_empty():
+                name = next((name for name in ("quant_method", "quant_algo") if section.has(name)), None)
+                return section.text(name) if name is not None else "unnamed"
     return None
+
+
+def modelopt_method(config: Config) -> str | None:
+    """The same from ModelOpt's hf_quant_config.json: ``quant_algo`` of ``quantization``; null when weights are not."""
+    section = config.section("quantization") or config
+    return section.text("quant_algo") if section.has("quant_algo") else None

@@ -318,10 +318,15 @@ def test_a_key_given_twice_is_refused_where_keys_must_be_unique() -> None:
         ({"quantization_config": None}, None),
         ({"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
         ({"quantization_config": {"quant_algo": "NVFP4"}}, "NVFP4"),
-        ({"quantization_config": {}}, "unnamed"),
+        ({"quantization_config": {}}, None),
+        ({"quantization_config": {"bits": 4}}, "unnamed"),
+        ({"quantization_config": {"quant_method": None, "bits": 4}}, "unnamed"),
+        ({"compression_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
+        ({"quantization_config": {}, "compression_config": {"format": "pack-quantized"}}, "unnamed"),
+        ({"quantization_config": {}, "text_config": {"compression_config": {"quant_method": "fp8"}}}, "fp8"),
         ({"text_config": {"quantization_config": {"quant_method": "compressed-tensors"}}}, "compressed-tensors"),
         ({"text_config": {}}, None),
     ],
 )
-def test_the_quantisation_method_is_read_from_either_place(values: dict[str, object], method: str | None) -> None:
+def test_the_quantisation_method_is_read_from_every_place(values: dict[str, object], method: str | None) -> None:
     assert quantization_method(config(**values)) == method

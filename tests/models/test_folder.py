@@ -94,6 +94,29 @@ def test_the_quantisation_is_named(tmp_path: Path) -> None:
     assert read_checkpoint(tmp_path).quantization == "compressed-tensors"
 
 
+@pytest.mark.parametrize(
+    ("content", "method"),
+    [
+        ({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}, "NVFP4"),
+        ({"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}, None),
+        ({"quant_algo": "FP8"}, "FP8"),
+        ({}, None),
+    ],
+)
+def test_the_quantisation_of_modelopt_has_a_file_of_its_own(
+    content: dict[str, object], method: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "hf_quant_config.json"
+    path.write_text(json.dumps(content))
+    checkpoint = read_checkpoint(write(tmp_path))
+    assert checkpoint.quantization == method
+    assert checkpoint.reading.files == ("config.json", "hf_quant_config.json", "model.safetensors")
+    assert checkpoint.reading.config_bytes == path.stat().st_size + (tmp_path / "config.json").stat().st_size
+    checkpoint = read_checkpoint(write(tmp_path, quantization_config={"quant_method": "fp8"}))
+    assert checkpoint.quantization == "fp8"
+    assert "hf_quant_config.json" not in checkpoint.reading.files
+
+
 def test_a_folder_is_named_by_path_or_string(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "org" / "model").mkdir(parents=True)
     write(tmp_path / "org" / "model")
@@ -109,10 +132,12 @@ def test_a_missing_folder_is_not_looked_for_on_the_hub(model: str | Path) -> Non
         read_checkpoint(model)
 
 
-def test_a_file_and_a_revision_of_a_folder_are_errors(tmp_path: Path) -> None:
+def test_a_file_and_a_revision_of_a_folder_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path)
-    with pytest.raises(CheckpointError, match=r"model.safetensors: expected a model's folder, found a file"):
-        read_checkpoint(tmp_path / "model.safetensors")
+    monkeypatch.chdir(tmp_path.parent)
+    for file in (tmp_path / "model.safetensors", f"{tmp_path.name}/config.json"):
+        with pytest.raises(CheckpointError, match=rf"{file}: expected a model's folder, found a file"):
+            read_checkpoint(file)
     with pytest.raises(ValueError, match="revision is for models on the Hub, got 'main'"):
         read_checkpoint(tmp_path, revision="main")
     with pytest.raises(ValueError, match="model must be a path or a string, got NoneType"):
