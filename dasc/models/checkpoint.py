@@ -59,7 +59,8 @@ class Checkpoint:
         geometry: of the whole model (not of one rank).
         gate: the stored decay parameters, ``[L, HV]`` and ``[L, HV]`` or ``[L, HV, K]``, FP64.
         quantization: name of the weights' quantisation method in config.json, or else in hf_quant_config.json; ``None``
-            when they are not quantised. Packed weights cannot be permuted, so they allow no placement that reorders heads.
+            when they are not quantised. Packed weights cannot be permuted, so they allow no placement that reorders
+            heads.
         reading: what reading it took.
     """
 
@@ -92,7 +93,8 @@ def read_checkpoint(
 
     Raises:
         CheckpointError: for anything wrong with the model's files, in one line.
-        ValueError: for a ``model`` that is neither a folder nor a Hub id.
+        ValueError: for a ``model`` that is neither a folder nor a Hub id, a ``revision`` of a folder, or a token that
+            no HTTP header can hold.
     """
     started = time.perf_counter()
     source = _open_source(model, revision=revision, token=token, endpoint=endpoint)
@@ -150,7 +152,12 @@ def _open_source(model: str | Path, *, revision: str | None, token: str | None, 
 
     if not is_hub_id(model):
         raise ValueError(f"model must be an existing folder or a Hub id 'org/name', got {model!r}")
-    return HubSource(model, revision=revision, token=token, endpoint=endpoint)
+    try:
+        return HubSource(model, revision=revision, token=token, endpoint=endpoint)
+    except CheckpointError as error:
+        if revision is not None:
+            raise
+        raise CheckpointError(f"{error}; and there is no folder {model!r} here") from error
 
 
 def _read_config(source: Source, file: str) -> tuple[Config, int]:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dasc.models.errors import CheckpointError
 
 MAX_BLOCKS = 10_000
+MAX_CONV_WIDTH = 64
 
 
 def parse_json(data: bytes, where: str, *, unique_keys: bool = False) -> dict[str, object]:
@@ -174,6 +175,13 @@ class Config:
         if blocks > MAX_BLOCKS:
             raise self.error("num_hidden_layers", f"at most {MAX_BLOCKS}")
         return blocks
+
+    def conv_width(self, key: str) -> int:
+        """Taps of the short convolution."""
+        width = self.integer(key)
+        if width > MAX_CONV_WIDTH:
+            raise self.error(key, f"the width of a short convolution, at most {MAX_CONV_WIDTH}")
+        return width
 
 
 def quantization_method(config: Config) -> str | None:

@@ -28,6 +28,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # public, but
 
 from dasc.models.errors import CheckpointError
 
+_COMMIT = re.compile("[0-9a-f]{40}")
 _TRIES = 4
 _WAIT_S = 1.0
 _TIMEOUT_S = 30.0
@@ -57,6 +58,7 @@ class HubSource:
 
     Raises:
         CheckpointError: for a repository or revision that is missing, closed to the token, or unreachable.
+        ValueError: for a token that no HTTP header can hold.
     """
 
     first_bytes = 64 * 1024
@@ -70,6 +72,12 @@ class HubSource:
         self._lock = threading.Lock()
         self._endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
         self._headers = build_hf_headers(token=token, library_name="dasc")
+        authorization = self._headers.get("authorization", "")
+        if not (authorization.isascii() and authorization.isprintable()):
+            raise ValueError(
+                "token must be of printable ASCII characters, got others; it is not shown here (it was given as an "
+                "argument, in HF_TOKEN or to `hf auth login`)"
+            )
         self._revision, self._files = self._commit(revision)
         self.name = f"{repo}@{self._revision}"
 
@@ -110,8 +118,8 @@ class HubSource:
             hf_raise_for_status(response)
             info = response.json()
             commit, files = info["sha"], [entry["rfilename"] for entry in info["siblings"]]
-            if not all(isinstance(name, str) for name in (commit, *files)):
-                raise TypeError("commit and file names must be strings")
+            if not all(isinstance(name, str) for name in (commit, *files)) or not _COMMIT.fullmatch(commit):
+                raise TypeError("expected a commit hash and file names")
             return commit, sorted(files)
         except HfHubHTTPError as error:
             self._refused(where, error)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -231,6 +234,16 @@ def test_a_missing_or_wrong_number_of_blocks_is_named(family: str) -> None:
             geometry(family, **{**values, "layer_group_size": 3, "num_hidden_layers": wrong})
 
 
+@pytest.mark.parametrize("width", [65, 10**40])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_convolution_that_is_not_short_is_refused(family: str, width: int) -> None:
+    linear = {**KIMI_LIST, "kda_layers": [1], "short_conv_kernel_size": width}
+    values = {**GDN, **LING, "hidden_size": 64, "layer_group_size": 3, "linear_attn_config": linear}
+    values |= {"linear_conv_kernel_dim": width, "short_conv_kernel_size": width}
+    with pytest.raises(CheckpointError, match=r"_(size|dim) must be the width of a short convolution, at most 64"):
+        geometry(family, **values)
+
+
 @pytest.mark.parametrize("key", GDN)
 def test_every_missing_size_is_named(key: str) -> None:
     values = {name: value for name, value in GDN.items() if name != key}
@@ -288,6 +301,10 @@ def test_decay_tensors_are_found_under_every_prefix(prefix: str, name: str) -> N
         "model.layers.0.self_attn.q_proj.weight",
         "xmodel.layers.0.self_attn.A_log",
         "model.layers.x.self_attn.A_log",
+        "model.layers.00.self_attn.A_log",
+        "model.layers.01.self_attn.A_log",
+        "model.layers.\u0661.self_attn.A_log",
+        "model.layers.1000000.self_attn.A_log",
         "visual.layers.0.self_attn.A_log",
     ],
 )
@@ -302,6 +319,19 @@ def test_other_tensors_are_not_taken_for_decay_tensors(name: str) -> None:
 def test_what_is_not_one_json_object_is_refused(data: bytes) -> None:
     with pytest.raises(CheckpointError, match=r"^m/config.json: "):
         parse_json(data, "m/config.json")
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("data", [b"{}", b"{"])
+def test_parsing_leaves_the_garbage_collector_as_it_was(enabled: bool, data: bytes) -> None:
+    if not enabled:
+        gc.disable()
+    try:
+        with contextlib.suppress(CheckpointError):
+            parse_json(data, "x")
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()
 
 
 def test_a_key_given_twice_is_refused_where_keys_must_be_unique() -> None:

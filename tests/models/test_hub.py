@@ -194,7 +194,9 @@ def test_a_closed_repository_is_one_line_with_a_hint(single: Path, refusal: tupl
 
 def test_what_is_not_found_is_named(single: Path, sharded: Path) -> None:
     with FakeHub(single, missing=("model.safetensors",)) as server:
-        with pytest.raises(CheckpointError, match=r"^org/other: not found \(HTTP 404\)$"):
+        with pytest.raises(
+            CheckpointError, match=r"^org/other: not found \(HTTP 404\); .* no folder 'org/other' here$"
+        ):
             read_checkpoint("org/other", endpoint=server.url)
         with pytest.raises(CheckpointError, match=r"^org/model, revision 'v9': not found \(HTTP 404\)$"):
             read_checkpoint("org/model", revision="v9", endpoint=server.url)
@@ -216,6 +218,16 @@ def test_the_token_goes_to_the_hub_and_to_no_other_host(
     assert not any("authorization" in seen.headers or TOKEN in str(seen) for seen in cdn.seen)
     assert all("range" in seen.headers for seen in cdn.seen)
     assert TOKEN not in repr(checkpoint) + caplog.text + "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("token", ["hf_sécret", "hf_sec\nret", "hf_secret\x7f", "hf_秘"])
+def test_a_token_that_no_header_can_hold_is_named_but_not_shown(single: Path, token: str) -> None:
+    message = "^token must be of printable ASCII characters, got others"
+    with FakeHub(single) as server, pytest.raises(ValueError, match=message) as error:
+        read_checkpoint("org/model", token=token, endpoint=server.url)
+    assert server.seen == []
+    chain = [error.value, error.value.__cause__, error.value.__context__]
+    assert not any("hf_s" in str(part) or "hf_秘" in str(part) for part in chain)
 
 
 def test_the_token_and_the_endpoint_of_the_environment_are_used(single: Path) -> None:
@@ -248,7 +260,17 @@ def test_offline_mode_is_respected_and_named(single: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    "body", [b"<html>", b"[]", b"{}", b'{"sha": null, "siblings": []}', b'{"sha": "a", "siblings": [1]}']
+    "body",
+    [
+        b"<html>",
+        b"[]",
+        b"{}",
+        b'{"sha": null, "siblings": []}',
+        b'{"sha": "main", "siblings": []}',
+        b'{"sha": "../../../other/model/resolve/main/0123456", "siblings": []}',
+        b'{"sha": "0123456789ABCDEF0123456789abcdef01234567", "siblings": []}',
+        b'{"sha": "0123456789abcdef0123456789abcdef01234567", "siblings": [1]}',
+    ],
 )
 def test_a_server_that_is_no_hub_is_an_error(single: Path, body: bytes) -> None:
     with FakeHub(single, api_body=body) as server, pytest.raises(CheckpointError, match="expected the Hub's answer"):

@@ -55,14 +55,15 @@ def kda_geometry(family: str, config: Config, *, first_block: int) -> StateGeome
     """
     linear = config.section("linear_attn_config")
     if linear is None:
-        sizes = [config.integer(key) for key in ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")]
+        heads, head_dim = config.integer("linear_num_heads"), config.integer("linear_head_dim")
+        conv_width = config.conv_width("linear_conv_kernel_dim")
     else:
-        sizes = [linear.integer(key) for key in ("num_heads", "head_dim", "short_conv_kernel_size")]
+        heads, head_dim = linear.integer("num_heads"), linear.integer("head_dim")
+        conv_width = linear.conv_width("short_conv_kernel_size")
     if linear is not None and linear.has("kda_layers"):
         layers = _listed_layers(config, linear, first_block)
     else:
         layers = typed_layers(config)
-    heads, head_dim, conv_width = sizes
     return StateGeometry(
         family=family,
         kind="kda",
@@ -95,7 +96,7 @@ def gdn_geometry(family: str, config: Config) -> StateGeometry:
         num_key_heads=config.integer("linear_num_key_heads"),
         head_v_dim=config.integer("linear_value_head_dim"),
         head_k_dim=config.integer("linear_key_head_dim"),
-        conv_width=config.integer("linear_conv_kernel_dim"),
+        conv_width=config.conv_width("linear_conv_kernel_dim"),
     )
 
 

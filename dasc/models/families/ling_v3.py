@@ -46,7 +46,7 @@ def _geometry(config: Config) -> StateGeometry:
         num_key_heads=heads,
         head_v_dim=head_dim,
         head_k_dim=head_dim,
-        conv_width=config.integer("short_conv_kernel_size"),
+        conv_width=config.conv_width("short_conv_kernel_size"),
     )
 
 

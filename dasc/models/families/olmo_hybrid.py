@@ -34,7 +34,7 @@ def _geometry(config: Config) -> StateGeometry:
         num_key_heads=key_heads,
         head_v_dim=config.integer_or("linear_value_head_dim", 2 * key_dim),
         head_k_dim=key_dim,
-        conv_width=config.integer_or("linear_conv_kernel_dim", 4),
+        conv_width=config.conv_width("linear_conv_kernel_dim") if config.has("linear_conv_kernel_dim") else 4,
     )
 
 
