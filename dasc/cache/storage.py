@@ -3,46 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from dasc.contract import DenseState, PackedState
 from dasc.geometry import DtypePolicy, StateGeometry
 from dasc.layout import Layout, RaggedLayout
 
 
-class PackedParts(Protocol):
-    """``N`` compressed checkpoints, shaped as :class:`dasc.reference.PackedState` documents."""
-
-    @property
-    def temporal(self) -> Tensor: ...
-    @property
-    def conv(self) -> Tensor: ...
-    @property
-    def scales(self) -> Tensor | None: ...
-
-
-class DenseParts(Protocol):
-    """``N`` whole states: ``temporal`` ``[L, N, HV, V, K]`` and ``conv`` ``[L, N, channels, width - 1]``."""
-
-    @property
-    def temporal(self) -> Tensor: ...
-    @property
-    def conv(self) -> Tensor: ...
-
-
 class StateCodec(Protocol):
-    """What packs and unpacks: :mod:`dasc.reference`, or anything else that offers its ``pack`` and ``unpack``."""
+    """What packs and unpacks: :mod:`dasc.reference` or :mod:`dasc.fast`."""
 
-    def pack(self, state: Tensor, conv: Tensor, layout: Layout) -> PackedParts: ...
-    def unpack(self, packed: Any, layout: Layout) -> DenseParts: ...
-
-
-class _Packed(NamedTuple):
-    temporal: Tensor
-    conv: Tensor
-    scales: Tensor | None
+    def pack(self, state: Tensor, conv: Tensor, layout: Layout) -> PackedState: ...
+    def unpack(self, packed: PackedState, layout: Layout) -> DenseState: ...
 
 
 class _CompressedPool:
@@ -58,7 +33,7 @@ class _CompressedPool:
         def zeros(slot_shape: tuple[int, ...], axis: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(*slot_shape[:axis], slots + 1, *slot_shape[axis:], dtype=dtype, device=device)
 
-        self.parts = _Packed(
+        self.parts = PackedState(
             temporal=zeros(layout.slot_shape, self._axis, dtypes.stored_temporal),
             conv=zeros(geometry.conv_shape, 1, dtypes.conv),
             scales=zeros(scale_shape, self._axis, dtypes.temporal) if dtypes.int8 else None,
@@ -68,16 +43,16 @@ class _CompressedPool:
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts if part is not None)
 
-    def slot(self, slot: int) -> _Packed:
+    def slot(self, slot: int) -> PackedState:
         """Views of one slot, shaped as one packed checkpoint."""
         temporal, conv, scales = self.parts
-        return _Packed(
+        return PackedState(
             temporal.narrow(self._axis, slot, 1),
             conv.narrow(1, slot, 1),
             None if scales is None else scales.narrow(self._axis, slot, 1),
         )
 
-    def write(self, slot: int, packed: PackedParts) -> None:
+    def write(self, slot: int, packed: PackedState) -> None:
         """Store one packed checkpoint."""
         target = self.slot(slot)
         target.temporal.copy_(packed.temporal)

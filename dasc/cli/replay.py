@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dasc.cli.options import ByteSize, IntList, format_bytes
+from dasc.cli.output import table_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,8 +68,8 @@ _positive = click.IntRange(min=1)
 @click.option("--count", type=_positive, help="Conversations: the first ones of a file (all by default), or made-up.")
 @click.option("--max-new-tokens", type=_positive, default=1024, show_default=True, help="Longer answers are cut.")
 @click.option("--max-context", type=_positive, default=16_384, show_default=True, help="Most tokens of a turn.")
-@click.option("--shrink", type=_positive, default=64, show_default=True, help="Divides the lengths of made-up chats.")
-@click.option("--ops", type=click.Choice(["reference"]), default="reference", show_default=True, help="Operators.")
+@click.option("--shrink", type=_positive, default=32, show_default=True, help="Divides the lengths of made-up chats.")
+@click.option("--ops", type=click.Choice(["fast", "reference"]), default="fast", show_default=True, help="Operators.")
 @click.option("--threads", type=_positive, default=1, show_default=True, help="Of torch; small models gain by one.")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Folder for numbers, records and a figure."
@@ -91,8 +91,9 @@ def replay(
     means over the seeds.
     """
     if output is not None:  # better now than after the work
+        from dasc.eval.files import json_bytes, write_together
         from dasc.eval.replay_figures import draw_replay
-        from dasc.eval.replay_files import json_bytes, records_json, write_together
+        from dasc.eval.replay_files import records_json
 
         output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
@@ -106,10 +107,7 @@ def replay(
     if as_json:
         click.echo(json.dumps(summary, indent=2))
         return
-    from rich.console import Console
-
-    # a pipe has no width; the table needs about this much
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
+    console = table_console(150)
     _print_reports(reports, title, console)
     if folder is None:
         console.print(RANDOM_WEIGHTS)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 
+from dasc.eval.files import figure_bytes
 from dasc.eval.replay import ArmReport, SeedResult
 
 try:
@@ -41,9 +41,4 @@ def draw_replay(reports: Sequence[ArmReport], title: str) -> dict[str, bytes]:
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title, fontsize=11)
-    files = {}
-    for suffix in ("png", "svg"):
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=suffix, dpi=160)
-        files[f"replay.{suffix}"] = buffer.getvalue()
-    return files
+    return figure_bytes("replay", figure)

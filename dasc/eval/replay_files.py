@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from dasc.eval.files import json_bytes, write_together
+from dasc.eval.files import json_bytes
 from dasc.eval.replay import ArmReport
-
-__all__ = ["json_bytes", "records_json", "write_together"]
 
 
 def records_json(reports: Sequence[ArmReport]) -> bytes:

@@ -173,6 +173,29 @@ def test_a_forward_that_raises_drops_its_own_requests_only(interruption: type[Ba
     assert_all_given_back(engine)
 
 
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_an_interruption_of_a_transfer_drops_the_requests_of_that_step_only(at: int):
+    """A cancellation (no ``Exception``) out of the first checkpoint, a later one, and the end of a request."""
+    model = serving_model()
+    engine = build(model, native=6, compressed=9, server_limit=2, storage_type=FailingStorage)
+    for n in range(3):
+        engine.submit(Request(str(n), tuple(range(20 * n, 20 * n + 12)), 2))
+    pack, packs = engine._storage.pack, iter(range(1, 99))
+
+    def interrupted(native_slot: int, compressed_slot: int) -> None:
+        if next(packs) == at:
+            raise KeyboardInterrupt
+        pack(native_slot, compressed_slot)
+
+    engine._storage.pack = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        drain(engine)
+    check(engine.cache)
+    assert not engine._running
+    assert drain(engine) == {"2": greedy(model, tuple(range(40, 52)), 2)}
+    assert_all_given_back(engine)
+
+
 def test_a_run_that_ends_in_an_error_leaves_an_idle_engine():
     model = serving_model()
     engine = build(model)

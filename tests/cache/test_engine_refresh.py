@@ -106,13 +106,11 @@ def test_refresh_is_for_compressed_hits_alone(kind: str):
     """A dense hit is exact and a miss has nothing to refresh."""
     model = serving_model(kind)
     engine = build(model, native=6, compressed=1, mask=full_mask(model, 0.5), window=4, policies=(AtPromptEnd(),))
-    for name in ("miss", "again"):
-        engine.submit(Request(name, tuple(range(10)), 1))
+    tiers = {}
+    # the first leaves the state of 9 tokens compressed and, since no slot is left there, that of all 10 dense
+    for name, tokens in (("first", 10), ("same", 10), ("longer", 12)):
+        engine.submit(Request(name, tuple(range(tokens)), 1))
         while not engine.is_idle():
-            checked_step(engine)
-    engine.submit(Request("other", tuple(range(30, 40)), 1))
-    while not engine.is_idle():
-        checked_step(engine)
-    hits = engine.cache.counters.hits
-    assert hits["miss"] == 2
-    assert sum(step.refresh_tokens for step in engine.steps) == 4 * hits["compressed"]
+            tiers |= {a.request.request_id: (a.record.tier, a.record.hit_tokens) for a in checked_step(engine)}
+    assert tiers == {"first": ("miss", 0), "same": ("compressed", 9), "longer": ("dense", 10)}
+    assert [step.refresh_tokens for step in engine.steps if step.refresh_tokens] == [4]

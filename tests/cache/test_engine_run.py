@@ -56,6 +56,15 @@ def test_requests_start_in_the_order_they_came():
     assert engine.cache.counters.backpressure["native"] > 0
 
 
+def test_a_request_waits_until_there_is_kv_for_all_of_its_answer():
+    """Each takes 4 + 7 tokens of 16: one at a time, and the first is never stopped half-way."""
+    engine = build(serving_model(), kv_pages=16, server_limit=4)
+    requests = [[Request(name, tuple(range(n, n + 4)), 8)] for n, name in enumerate("abc")]
+    assert sorted(serve(engine, requests)) == ["a", "b", "c"]
+    assert engine.cache.counters.backpressure["kv"] > 0
+    assert max(step.decode_sequences for step in engine.steps) == 1
+
+
 def test_no_conversations_are_no_work():
     engine = build(serving_model())
     assert engine.run([], concurrency=4) == []
@@ -93,7 +102,7 @@ def test_records_account_for_every_token_and_byte(mover_type):
         assert len(mine) == counters.hits[tier]
         assert sum(r.hit_tokens for r in mine) == counters.hit_tokens[tier]
     assert all(0 < r.ttft_s <= r.e2e_s for r in records)
-    assert all(r.ttft_s == r.e2e_s for r in records if r.output_tokens == 1)
+    assert all((r.ttft_s == r.e2e_s) == (r.output_tokens == 1) for r in records)
     assert all(a.record.output_tokens == len(a.tokens) == a.request.max_new_tokens for a in answers.values())
 
     by_kind = {kind: [t for t in engine.transfers if t.kind == kind] for kind in ("load", "store", "demote", "copy")}
@@ -104,6 +113,12 @@ def test_records_account_for_every_token_and_byte(mover_type):
     copies = counters.hits["dense"] + counters.stored["dense"] - counters.spills
     assert sum(t.bytes for t in by_kind["copy"]) == copies * storage.native_slot_bytes > 0
     assert all(t.seconds > 0 for t in engine.transfers)
+
+
+def test_one_copy_of_several_states_is_one_record():
+    engine = build(serving_model(), native=4)
+    engine._mover.copy([(1, 2), (3, 4)])
+    assert [(t.kind, t.bytes) for t in engine.transfers] == [("copy", 2 * engine._storage.native_slot_bytes)]
 
 
 def test_an_engine_without_a_thread_closes_too():

@@ -113,7 +113,7 @@ def test_hostile_files_end_in_one_line_that_names_them(name: str, model: Path, t
         (["--max-context", "8"], "tokens, the limit is 8"),
         (["--kv-tokens", "5"], "tokens of KV, but there are 5"),
         (["--arms", "dense,warm"], "expected names out of dense,nr"),
-        (["--w-max", "2"], "at least 4"),
+        (["--w-max", "2"], "--w-max"),
         (["--seeds", "0"], "--seeds"),
         (["--shrink", "0"], "--shrink"),
         (["--temperature", "-1"], "--temperature"),

@@ -3,6 +3,7 @@
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
 
 import dasc.reference
 from dasc.eval.chat_tokens import ByteTokens
@@ -35,10 +36,10 @@ def save_tiny_model(
 
 
 @cache
-def tiny_served(kind: str = "kda", **options) -> ServedModel:
+def tiny_served(kind: str = "kda", ops: ModuleType = dasc.reference, **options) -> ServedModel:
     with TemporaryDirectory() as folder:
         save_tiny_model(Path(folder), kind, **options)
-        return load_served(Path(folder), dasc.reference)
+        return load_served(Path(folder), ops)
 
 
 @cache

@@ -5,7 +5,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
+import dasc.fast
+import dasc.reference
 from dasc.eval.conversations import Turn
 from dasc.eval.replay import (
     ArmReport,
@@ -14,9 +17,11 @@ from dasc.eval.replay import (
     _compared,
     _result,
     _Run,
+    _run,
     default_kv_tokens,
     replay,
 )
+from dasc.eval.replay_arms import PreparedArm, build_engine, prepare_arm
 from tests.eval.replay_runs import tiny_chats, tiny_served, tiny_serving
 
 TIMES = ("ttft_mean_s", "ttft_p95_s", "e2e_mean_s", "e2e_p95_s", "seconds", "stall_s")
@@ -70,9 +75,43 @@ def test_all_but_times_is_the_same_whenever_it_is_run():
     assert all_but_times() == all_but_times()
 
 
+@pytest.mark.parametrize("kind", ["gdn", "kda"])
+def test_fast_operators_answer_as_the_reference_does(kind: str):
+    """Recurrences, convolution, packing; both layouts and INT8."""
+    for arm in ("wr", "padded", "int8"):
+        outputs = []
+        for ops in (dasc.reference, dasc.fast):
+            served = tiny_served(kind, ops)
+            serving = tiny_serving(served)
+            run = _run(
+                prepare_arm(arm, 16, served, serving),
+                tiny_chats(4, 2),
+                Protocol((arm,), (16,), concurrency=8, seeds=1),
+                served,
+                serving,
+                0,
+            )
+            assert run.result.compressed_hits
+            outputs.append(run.outputs)
+        assert outputs[0] == outputs[1]
+
+
 def test_seeds_change_the_order_and_what_is_drawn():
     first, second = run_tiny(("dense",), seeds=2)["dense"].seeds
     assert first.token_hit_rate != second.token_hit_rate
+
+
+def test_each_seed_has_its_random_mask(monkeypatch: pytest.MonkeyPatch):
+    masks = []
+
+    def watched(prepared: PreparedArm, *others: object) -> object:
+        masks.append(prepared.layout.mask)
+        return build_engine(prepared, *others)
+
+    monkeypatch.setattr("dasc.eval.replay.build_engine", watched)
+    run_tiny(("random",), seeds=2)
+    assert len(masks) == 3  # the first one is for warming up
+    assert not torch.equal(masks[1], masks[2])
 
 
 def test_several_cutoffs_run_the_arms_that_have_one():

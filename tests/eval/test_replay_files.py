@@ -9,8 +9,9 @@ import pytest
 
 from dasc.cache.records import StepRecord, TransferRecord
 from dasc.cache.simulation import read_records
+from dasc.eval.files import write_together
 from dasc.eval.replay import ArmReport
-from dasc.eval.replay_files import records_json, write_together
+from dasc.eval.replay_files import records_json
 
 
 @contextmanager

@@ -123,14 +123,19 @@ class Engine:
             ValueError: for a request that does neither.
         """
         if request_id in self._running:
-            del self._running[request_id]
-            self.cache.abort(request_id)
+            self._drop(request_id)
             return
         for waiting in self._queue:
             if waiting.request.request_id == request_id:
                 self._queue.remove(waiting)
                 return
         raise ValueError(f"request_id {request_id!r} neither waits nor runs")
+
+    def _drop(self, request_id: Hashable) -> None:
+        """End a request if it still runs. One that was interrupted while it finished may be gone from the cache."""
+        self._running.pop(request_id, None)
+        if request_id in self.cache.leases:
+            self.cache.abort(request_id)
 
     def close(self) -> None:
         """End the background thread. The engine cannot be used any more."""
@@ -189,7 +194,7 @@ class Engine:
         finally:
             self._queue.clear()
             for name in list(self._running):
-                self.abort(name)
+                self._drop(name)
         return answers
 
     # -- steps ----------------------------------------------------------------------------------------------------
@@ -197,7 +202,8 @@ class Engine:
     def step(self) -> list[Answer]:
         """Admit what may be, run one forward and do what follows from it: checkpoints, new tokens, answers.
 
-        When the forward raises, the requests in it are dropped and the error goes on; the others are as they were.
+        When something raises on the way, be it an interruption, the requests in the forward are dropped and the error
+        goes on: their states may be half-written. The others are as they were.
 
         Returns:
             The requests completed by this step.
@@ -210,7 +216,14 @@ class Engine:
         chunks = plan_chunks(
             self._running.values(), self._prefill_tokens, lambda r: self.cache.next_stop(r.request.request_id)
         )
-        return self._conclude(chunks, self._forward(chunks)) if chunks else []
+        if not chunks:
+            return []
+        try:
+            return self._conclude(chunks, self._forward(chunks))
+        except BaseException:
+            for chunk in chunks:
+                self._drop(chunk.running.request.request_id)
+            raise
 
     def _admit(self) -> None:
         while self._queue and len(self._running) < self._server_limit:
@@ -249,17 +262,12 @@ class Engine:
     def _forward(self, chunks: list[Chunk]) -> Tensor:
         """Logits ``[chunks, vocab]`` after each chunk's last token, on the CPU."""
         started = self._clock()
-        try:
-            batch = Batch(
-                tuple(self._sequence(c) for c in chunks),
-                global_units=None if self._storage.layout is None else self._storage.layout.mask,
-                window_kv=self._window_kv,
-            )
-            logits = self.model.forward(batch, self._states, self._kv).cpu()
-        except BaseException:
-            for chunk in chunks:  # their states may be half-written
-                self.abort(chunk.running.request.request_id)
-            raise
+        batch = Batch(
+            tuple(self._sequence(c) for c in chunks),
+            global_units=None if self._storage.layout is None else self._storage.layout.mask,
+            window_kv=self._window_kv,
+        )
+        logits = self.model.forward(batch, self._states, self._kv).cpu()
         prefill = [c for c in chunks if c.prefill]
         decode = [c for c in chunks if not c.prefill]
         self.steps.append(
@@ -305,7 +313,7 @@ class Engine:
                 short_of = self.cache.extend(name, running.outputs[-1:])
                 assert short_of is None, "KV for the answer was reserved"
                 continue
-            del self._running[name]
             self.cache.finish(name)
+            del self._running[name]
             answers.append(running.answer(now))
         return answers
