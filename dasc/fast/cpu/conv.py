@@ -1,0 +1,64 @@
+"""The short causal convolution on the CPU: shifted multiply-adds over pieces of rows that stay in the caches."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dasc.contract import ConvOutput, check_conv, compute_dtype
+
+PIECE_ELEMENTS = 2**18
+
+
+@torch.no_grad()
+def causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    activation: Literal["silu"] | None = "silu",
+) -> ConvOutput:
+    """Each channel by itself; see :func:`dasc.fast.causal_conv1d`."""
+    if activation not in ("silu", None):
+        raise ValueError(f"activation must be 'silu' or None, got {activation!r}")
+    starts, lengths = check_conv(x, weight, bias, initial_state, cu_seqlens)
+    (B, T, C), N, before = x.shape, len(starts), weight.shape[1] - 1
+    dtype = compute_dtype(x, weight, bias, initial_state)
+    taps = weight.to(dtype).T.contiguous()
+    offset = weight.new_zeros(C, dtype=dtype) if bias is None else bias.to(dtype)
+    state = x.new_zeros(N, before, C, dtype=dtype) if initial_state is None else initial_state.to(dtype).mT
+    if B * T == 0:
+        return ConvOutput(torch.empty_like(x), state.mT.clone(memory_format=torch.contiguous_format))
+
+    # All rows as if they were one sequence, a piece at a time, which is right from each sequence's row `before` on ..
+    rows, y = x.flatten(0, 1), x.new_empty(B * T, C)
+    step = max(PIECE_ELEMENTS // max(C, 1), 1)
+    for first in range(before, B * T, step):
+        piece = rows[first - before : first + step].to(dtype)
+        y[first : first + step] = _filter(piece, taps, offset, activation)
+    # .. and each sequence's first rows again, after its state.
+    at = torch.arange(before)
+    head = rows[(starts[:, None] + at).clamp(max=B * T - 1)].to(dtype)
+    real = at < lengths[:, None]
+    y[(starts[:, None] + at)[real]] = _filter(torch.cat([state, head], dim=1), taps, offset, activation)[real].to(
+        y.dtype
+    )
+
+    position = lengths[:, None] - before + at  # of the rows that remain; below 0 they are the state's
+    last = rows[(starts[:, None] + position).clamp(0, B * T - 1)].to(dtype)
+    old = state.gather(1, (position + before).clamp(max=before - 1).unsqueeze(-1).expand(-1, -1, C))
+    final_state = torch.where(position.unsqueeze(-1) < 0, old, last)
+    return ConvOutput(y.view(x.shape), final_state.mT.contiguous())
+
+
+def _filter(rows: Tensor, taps: Tensor, offset: Tensor, activation: str | None) -> Tensor:
+    """``[.., before + m, C]`` to ``[.., m, C]``: every window of ``len(taps)`` rows, weighted, and the activation."""
+    m = rows.shape[-2] - len(taps) + 1
+    y = torch.addcmul(offset, rows.narrow(-2, 0, m), taps[0])
+    for i in range(1, len(taps)):
+        y.addcmul_(rows.narrow(-2, i, m), taps[i])
+    return torch.nn.functional.silu(y, inplace=True) if activation == "silu" else y

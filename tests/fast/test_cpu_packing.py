@@ -1,0 +1,146 @@
+"""Packing on the CPU path is the reference's, bit for bit, and touches nothing but what it must."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dasc import fast, reference
+from dasc.cache.storage import TensorStorage
+from dasc.geometry import DtypePolicy
+from dasc.layout import RaggedLayout
+from tests.masks import KIMI_LINEAR, kimi_linear_mask
+from tests.reference.test_packing import FP32, INT8, KDA, PackingCase, packed_equal, packing_cases, state_mask
+
+
+def assert_same_packed(got, expected):
+    assert packed_equal(got, expected)
+    for a, b in zip(got, expected, strict=True):
+        if a is not None:
+            assert a.dtype == b.dtype
+    assert got.temporal.is_contiguous()
+
+
+def assert_same_dense(got, expected):
+    for a, b in zip(got, expected, strict=True):
+        assert torch.equal(a, b)
+        assert a.dtype == b.dtype
+    assert got.temporal.is_contiguous()
+
+
+@given(packing_cases())
+def test_pack_equals_the_reference_bit_for_bit(case):
+    """Faults 13, 24, 25, 26: every layout, dtype and part, INT8 and its scales, strided or not."""
+    state, conv, layout = case.build()
+    assert_same_packed(fast.pack(state, conv, layout), reference.pack(state, conv, layout))
+
+
+@given(packing_cases(), st.booleans())
+def test_unpack_equals_the_reference_bit_for_bit(case, with_base):
+    state, conv, layout = case.build()
+    packed = reference.pack(state, conv, layout)
+    base = torch.flip(state, dims=(0, 2)) + 1 if with_base else None
+    assert_same_dense(fast.unpack(packed, layout, base), reference.unpack(packed, layout, base))
+
+
+def test_pack_and_unpack_at_the_published_mask():
+    """Kimi-Linear, W_max = 16: 29,389 of 81,920 units; the state moved is bit-identical."""
+    for dtypes in (FP32, INT8):
+        layout = RaggedLayout.from_mask(KIMI_LINEAR, kimi_linear_mask(), dtypes)
+        gen = torch.Generator().manual_seed(0)
+        state = torch.randn(20, 1, *KIMI_LINEAR.state_shape[1:], generator=gen)
+        conv = torch.randn(20, 1, *KIMI_LINEAR.conv_shape[1:], generator=gen).bfloat16()
+        packed = fast.pack(state, conv, layout)
+        assert packed.temporal.nbytes == 29_389 * 128 * (1 if dtypes.int8 else 4)
+        assert_same_packed(packed, reference.pack(state, conv, layout))
+        assert_same_dense(fast.unpack(packed, layout), reference.unpack(packed, layout))
+
+
+@given(packing_cases())
+def test_omitted_units_and_padding_are_never_read(case):
+    state, conv, layout = case.build()
+    packed = fast.pack(torch.where(state_mask(layout), state, torch.nan), conv, layout)
+    assert_same_packed(packed, reference.pack(state, conv, layout))
+    filled = fast.pack(torch.ones_like(state), conv, layout).temporal != 0
+    poisoned = packed._replace(temporal=packed.temporal.masked_fill(~filled, 99))
+    assert_same_dense(fast.unpack(poisoned, layout), fast.unpack(packed, layout))
+
+
+@given(packing_cases(N=3))
+def test_slots_of_a_pool_are_read_in_place_and_memory_around_them_stays(case):
+    """A native and a compressed pool, the middle slot of three; every other byte is poison before and after."""
+    state, conv, layout = case.build()
+    expected = reference.pack(state[:, 1:2], conv[:, 1:2], layout)
+    for pool in (state, conv):
+        pool[:, ::2] = torch.nan
+    before = state.clone(), conv.clone()
+    got = fast.pack(state[:, 1:2], conv[:, 1:2], layout)
+    assert_same_packed(got, expected)
+    restored = fast.unpack(got, layout, base=state[:, 1:2])
+    assert_same_dense(restored, reference.unpack(expected, layout, base=state[:, 1:2]))
+    for pool, copy in zip((state, conv), before, strict=True):
+        assert torch.equal(pool.nan_to_num(77), copy.nan_to_num(77))
+
+
+@given(packing_cases())
+def test_no_argument_is_written_to_or_shared_with_a_result(case):
+    state, conv, layout = case.build()
+    base = state + 1
+    packed = fast.pack(state, conv, layout)
+    arguments = [state, conv, layout.mask, base, *(part for part in packed if part is not None)]
+    before = [x.clone() for x in arguments]
+    for result in (
+        *fast.pack(state, conv, layout),
+        *fast.unpack(packed, layout),
+        *fast.unpack(packed, layout, base=base),
+    ):
+        if result is not None:
+            result.fill_(7)
+    assert all(torch.equal(x, y) for x, y in zip(arguments, before, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["gdn", "kda"])
+@pytest.mark.parametrize("dtypes", [FP32, INT8, DtypePolicy(temporal=torch.bfloat16)], ids=["fp32", "int8", "bf16"])
+def test_the_cache_may_pack_by_it(kind, dtypes):
+    """Slot to slot through the cache's pools; slots beside them keep what they hold."""
+    case = PackingCase(kind, 2, 1, 2, 2, 5, 3, 4, (0.4, 0.8), dtypes, "ragged", 0, False, seed=1)
+    state, conv, layout = case.build()
+    pools = [
+        TensorStorage(case.geometry, 3, dtypes, layout=layout, compressed_slots=3, codec=codec)
+        for codec in (fast, reference)
+    ]
+    for pool in pools:
+        pool.temporal.fill_(5.0)
+        pool.temporal[:, 2], pool.conv[:, 2] = state[:, 0], conv[:, 0]
+        pool.pack(2, 1)
+        pool.load(1, 3, position=0)
+    assert torch.equal(pools[0].temporal, pools[1].temporal)
+    assert torch.equal(pools[0].conv, pools[1].conv)
+
+
+def test_what_int8_cannot_store_is_refused_only_where_it_is_kept():
+    state, conv, layout = replace(KDA, dtypes=INT8).build()
+    kept = state_mask(layout).expand_as(state)
+    for broken in (torch.inf, -torch.inf, torch.nan):
+        poisoned = torch.where(kept, state, broken)
+        fast.pack(poisoned, conv, layout)
+        poisoned[tuple(kept.nonzero()[-1])] = broken
+        with pytest.raises(ValueError, match="finite"):
+            fast.pack(poisoned, conv, layout)
+
+
+@pytest.mark.parametrize("case", [KDA, replace(KDA, scheme="padded"), replace(KDA, kind="gdn", dtypes=INT8)])
+def test_wrong_arguments_are_refused(case):
+    """The contract's own tests have every case; this one shows that it is asked."""
+    state, conv, layout = case.build()
+    packed = fast.pack(state, conv, layout)
+    with pytest.raises(ValueError, match="state must"):
+        fast.pack(state.double(), conv, layout)
+    with pytest.raises(ValueError, match="conv must"):
+        fast.pack(state, conv[:, :1], layout)
+    with pytest.raises(ValueError, match=r"packed\.temporal must"):
+        fast.unpack(packed._replace(temporal=packed.temporal[..., :-1]), layout)
+    with pytest.raises(ValueError, match="base must"):
+        fast.unpack(packed, layout, base=state[:, :1])
