@@ -50,7 +50,11 @@ _positive = click.IntRange(min=1)
 )
 @click.option("--w-max", type=IntList(4), help="Cutoffs in tokens; 16 for Kimi-Linear and 64 for others by default.")
 @click.option("--memory", type=ByteSize(), default="5MiB", show_default=True, help="State memory of each arm.")
-@click.option("--kv-tokens", type=_positive, help="KV of each arm, apart; enough for all conversations by default.")
+@click.option(
+    "--kv-tokens",
+    type=click.IntRange(1, 1 << 30),
+    help="KV of each arm, apart; that of all conversations by default, at most 262144.",
+)
 @click.option("--concurrency", type=_positive, default=256, show_default=True, help="Clients.")
 @click.option("--server-limit", type=_positive, default=8, show_default=True, help="Most running requests.")
 @click.option("--prefill-tokens", type=_positive, default=256, show_default=True, help="Most prompt tokens of a step.")
@@ -70,7 +74,9 @@ _positive = click.IntRange(min=1)
 @click.option("--max-context", type=_positive, default=16_384, show_default=True, help="Most tokens of a turn.")
 @click.option("--shrink", type=_positive, default=32, show_default=True, help="Divides the lengths of made-up chats.")
 @click.option("--ops", type=click.Choice(["fast", "reference"]), default="fast", show_default=True, help="Operators.")
-@click.option("--threads", type=_positive, default=1, show_default=True, help="Of torch; small models gain by one.")
+@click.option(
+    "--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Of torch; small models gain by one."
+)
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Folder for numbers, records and a figure."
 )

@@ -168,7 +168,19 @@ def build_engine(prepared: PreparedArm, served: ServedModel, serving: Serving) -
 
     As in SGLang, states are stored after each prompt, which is where frozen conversations go on from, and after each
     answer; and at junctions besides.
+
+    Raises:
+        ValueError: when the machine has not enough memory for the pools or for KV.
     """
+    try:
+        return _allocate(prepared, served, serving)
+    except (MemoryError, RuntimeError) as error:  # torch knows no more particular error on the CPU
+        raise ValueError(
+            f"arm {prepared.name}: no memory for its pools and {serving.kv_tokens} tokens of KV"
+        ) from error
+
+
+def _allocate(prepared: PreparedArm, served: ServedModel, serving: Serving) -> Engine:
     model, split, arm = served.model, prepared.split, prepared.arm
     storage = TensorStorage(
         model.config.geometry,

@@ -198,9 +198,10 @@ def test_an_interruption_of_a_transfer_drops_the_requests_of_that_step_only(at: 
 
 def test_a_run_that_ends_in_an_error_leaves_an_idle_engine():
     model = serving_model()
-    engine = build(model)
-    good, twice = Request("a", PROMPT, 3), Request("b", PROMPT, 9)
+    engine = build(model, server_limit=2)
+    good, twice, waits = Request("a", PROMPT, 3), Request("b", PROMPT, 9), Request("c", PROMPT, 1)
     with pytest.raises(ValueError, match="'b' is already in use"):
-        engine.run([[twice], [good, twice]], concurrency=2)
+        engine.run([[twice], [good, twice], [waits]], concurrency=3)
+    assert engine.is_idle()
     assert engine.run([[good]], concurrency=1)[0].tokens == greedy(model, PROMPT, 3)
     assert_all_given_back(engine)

@@ -110,6 +110,9 @@ def test_hostile_files_end_in_one_line_that_names_them(name: str, model: Path, t
     [
         (["no-such.jsonl"], "no-such.jsonl"),
         (["--memory", "3KiB"], "arm dense: a budget of 3072 bytes is too small: one usable slot in each pool takes "),
+        (["--memory", "99999TiB", "--arms", "dense"], "arm dense: no memory for its pools and "),
+        (["--threads", "1000000"], "--threads"),
+        (["--temperature", "nan"], "temperature must be finite"),
         (["--max-context", "8"], "tokens, the limit is 8"),
         (["--kv-tokens", "5"], "tokens of KV, but there are 5"),
         (["--arms", "dense,warm"], "expected names out of dense,nr"),

@@ -184,7 +184,7 @@ class Engine:
                 clients[request.request_id] = requests
 
         try:
-            for _ in range(concurrency):
+            for _ in range(min(concurrency, len(conversations))):
                 send_next(client())
             while not self.is_idle():
                 for answer in self.step():
