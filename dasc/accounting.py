@@ -138,7 +138,8 @@ def split_budget(
         needed = tmp_bytes + (native + 1) * dense_slot_bytes + 2 * compressed_slot_bytes
         compressed_bytes = (compressed + 1) * compressed_slot_bytes
     if budget_bytes < needed:
-        raise ValueError(f"a budget of {budget_bytes} bytes is too small: one usable slot in each pool takes {needed}")
+        slots = "one usable slot" if compressed_slot_bytes is None else f"{native} native slots and a compressed one"
+        raise ValueError(f"a budget of {budget_bytes} bytes is too small: {slots} and what is temporary take {needed}")
     native_bytes = (native + 1) * dense_slot_bytes
     return MemorySplit(
         budget_bytes=budget_bytes,

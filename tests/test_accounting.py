@@ -244,7 +244,7 @@ def test_slots_never_fall_as_the_budget_grows(arguments, spare, more):
 @given(budgets())
 def test_budget_one_byte_short_of_a_slot_in_each_pool_is_refused_with_what_it_takes(arguments):
     needed = least_budget(arguments)
-    with pytest.raises(ValueError, match=f"one usable slot in each pool takes {needed}"):
+    with pytest.raises(ValueError, match=f"and what is temporary take {needed}"):
         split_budget(needed - 1, **arguments)
 
 

@@ -1,6 +1,6 @@
 """Host logic of the two-tier cache of state checkpoints. Knows slots, tokens and pages, never a tensor."""
 
-from dasc.cache.checkpoints import AtJunctions, AtPromptEnd, CheckpointPolicy, EveryTokens, PromptInfo
+from dasc.cache.checkpoints import AfterPrompt, AtJunctions, AtPromptEnd, CheckpointPolicy, EveryTokens, PromptInfo
 from dasc.cache.config import CacheConfig
 from dasc.cache.counters import Counters, History
 from dasc.cache.entries import NotCached, StateEntry, Tier
@@ -14,6 +14,7 @@ from dasc.cache.tiers import TwoTierStore
 from dasc.cache.transfers import InlineMover, Mover, StateStorage, ThreadMover, Ticket, TransferError
 
 __all__ = [
+    "AfterPrompt",
     "AtJunctions",
     "AtPromptEnd",
     "Backpressure",

@@ -53,6 +53,24 @@ class AtPromptEnd:
 
 
 @dataclass(frozen=True)
+class AfterPrompt:
+    """The very end of the prompt, as SGLang stores: it costs no pass of its own, but an identical prompt misses it."""
+
+    def check(self, page_size: int) -> None:
+        """Only pages of one token end everywhere.
+
+        Raises:
+            ValueError: for larger ones.
+        """
+        if page_size != 1:
+            raise ValueError(f"the end of a prompt is the end of a page only with pages of 1 token, got {page_size}")
+
+    def next_stop(self, position: int, prompt: PromptInfo) -> int | None:
+        """The end, once."""
+        return prompt.prompt_tokens if position < prompt.prompt_tokens else None
+
+
+@dataclass(frozen=True)
 class EveryTokens:
     """Every multiple of ``tokens``, in prompt and output.
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from dasc.accounting import MemorySplit, checkpoint_compression, split_budget
-from dasc.cache.checkpoints import AtJunctions
+from dasc.cache.checkpoints import AfterPrompt, AtJunctions
 from dasc.cache.config import CacheConfig
 from dasc.cache.engine import Engine
-from dasc.cache.simulation.load import AfterPrompt
 from dasc.cache.storage import TensorStorage, scratch_bytes, staging_bytes
 from dasc.cache.transfers import ThreadMover
 from dasc.eval.replay_model import ServedModel

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dasc.cache import PromptInfo
+from dasc.cache.checkpoints import AfterPrompt
 from dasc.cache.simulation import read_trace, shared_prefix_load, wildchat_load
-from dasc.cache.simulation.load import AfterPrompt
 from tests.cache.traces import TRACE, needs_trace
 
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dasc.cache import AtJunctions, AtPromptEnd, CacheConfig, check
+from dasc.cache.checkpoints import AfterPrompt
 from dasc.cache.records import StepRecord
 from dasc.cache.simulation import CostModel, Load, Request, Serving, read_trace, simulate
 from dasc.cache.simulation.arrivals import Arrivals
-from dasc.cache.simulation.load import AfterPrompt
 from dasc.cache.simulation.mover import SimulatedMover
 from dasc.cache.simulation.server import Server
 from tests.cache.naive_server import NaiveServer

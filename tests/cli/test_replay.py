@@ -109,7 +109,10 @@ def test_hostile_files_end_in_one_line_that_names_them(name: str, model: Path, t
     ("args", "message"),
     [
         (["no-such.jsonl"], "no-such.jsonl"),
-        (["--memory", "3KiB"], "arm dense: a budget of 3072 bytes is too small: one usable slot in each pool takes "),
+        (
+            ["--memory", "3KiB"],
+            "arm dense: a budget of 3072 bytes is too small: one usable slot and what is temporary take ",
+        ),
         (["--memory", "99999TiB", "--arms", "dense"], "arm dense: no memory for its pools and "),
         (["--threads", "1000000"], "--threads"),
         (["--temperature", "nan"], "temperature must be finite"),

@@ -7,8 +7,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from dasc.cache.checkpoints import AtJunctions
-from dasc.cache.simulation.load import AfterPrompt, Load, Request
+from dasc.cache.checkpoints import AfterPrompt, AtJunctions
+from dasc.cache.simulation.load import Load, Request
 
 VOCABULARY = 150_000
 
