@@ -7,12 +7,17 @@ if TYPE_CHECKING:
 
 
 def read_with_progress(model: str, revision: str | None) -> Checkpoint:
-    """Read MODEL's decay parameters, with a progress bar on standard error while it takes time."""
+    """Read MODEL's decay parameters, with a progress bar on standard error while it takes time.
+
+    From here on torch works with one thread: tensors are small, and threads that share busy cores wait for each other.
+    """
+    import torch
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from dasc.models import read_checkpoint
 
+    torch.set_num_threads(1)
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"),
