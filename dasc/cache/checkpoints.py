@@ -106,14 +106,28 @@ class AtJunctions:
 
     The first request to pass a branch point cannot know that it is one; the second stores a checkpoint there, and the
     third is served by it.
+
+    Attributes:
+        min_gain_tokens: what a checkpoint must add to the last state to be worth its slot. Prompts that share no more
+            than a role's header would otherwise keep a checkpoint after it, for ever young.
+
+    Raises:
+        ValueError: for a gain below one token.
     """
+
+    min_gain_tokens: int = 1
+
+    def __post_init__(self) -> None:
+        if self.min_gain_tokens < 1:
+            raise ValueError(f"min_gain_tokens must be >= 1, got {self.min_gain_tokens}")
 
     def check(self, page_size: int) -> None:
         """Junctions lie on pages already."""
 
     def next_stop(self, position: int, prompt: PromptInfo) -> int | None:
-        """The junction, once."""
-        return prompt.junction if prompt.junction is not None and prompt.junction > position else None
+        """The junction, once, if it is far enough from ``position``."""
+        junction = prompt.junction
+        return junction if junction is not None and junction - position >= self.min_gain_tokens else None
 
 
 def next_stop(policies: tuple[CheckpointPolicy, ...], position: int, prompt: PromptInfo) -> int | None:

@@ -23,7 +23,7 @@ class Counters:
         hit_tokens: prompt tokens not computed again, by tier.
         unserved_kv_tokens: tokens that KV had but no state served (KV match minus usable).
         refresh_tokens: tokens replayed by compressed hits (DASC-WR).
-        failed_loads: hits turned into misses because the state could not be moved.
+        failed_loads: states that could not be moved or cleared; the request is admitted, and counted, once more.
         stored: checkpoints stored, by what they became first (``compressed``, ``dense``).
         spills: finished requests that handed their native slot over because the compressed pool was full.
         demotions: dense checkpoints that pressure sent to the compressed tier, counted when they start.
@@ -32,7 +32,7 @@ class Counters:
         evictions: states dropped, by cause.
         evicted_kv_pages: KV pages given back by eviction and pruning.
         not_cached: checkpoints not stored, by reason.
-        backpressure: requests told to wait, by resource (``native``, ``kv``).
+        backpressure: times a request was told to wait, by resource (``native``, ``kv``); each try counts.
         unserved_junctions: requests whose placement policies take no checkpoint at the junction they met.
         forced_waits: allocations that could only be served by waiting for a pack.
         stall_s: seconds spent waiting for packs.

@@ -22,7 +22,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from dasc.cache.checkpoints import PromptInfo, next_stop
+from dasc.cache.checkpoints import AtJunctions, PromptInfo, next_stop
 from dasc.cache.config import CacheConfig
 from dasc.cache.entries import NotCached, StateEntry, Tier
 from dasc.cache.explain import Explanation
@@ -184,6 +184,9 @@ class PrefixCache:
         """Say so when no policy will put a checkpoint where this request shares a prefix in vain."""
         if match.junction is None or not lease.store:
             return
+        gain = match.junction - match.usable_tokens
+        if any(isinstance(p, AtJunctions) and gain < p.min_gain_tokens for p in self.config.policies):
+            return  # passed over on purpose
         stop = next_stop(self.config.policies, match.usable_tokens, lease.prompt)
         if stop is not None and stop <= match.junction:
             return

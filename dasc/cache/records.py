@@ -15,7 +15,7 @@ class StepRecord:
     Attributes:
         prefill_tokens: new prompt tokens computed.
         prefill_pairs: query-key pairs their full attention reads; a chunk of ``n`` after ``c`` tokens reads
-            ``n * c + n (n + 1) / 2``.
+            ``n * c + n (n + 1) / 2``, and a replay window of ``w`` before position ``c`` as many as a chunk there.
         refresh_tokens: replay tokens computed beside them (section 4.2).
         decode_sequences: sequences that decoded one token.
         decode_pairs: sum of their context lengths.

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,3 +21,20 @@ def table_console(width: int) -> Console:
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     console.width = max(console.width, width) if is_terminal else width
     return console
+
+
+@contextmanager
+def output_folder(folder: Path | None) -> Iterator[None]:
+    """Make ``folder`` before the work, which may be long, and take it away again if the work fails and it is empty."""
+    if folder is None:
+        yield
+        return
+    made = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        if made:
+            with suppress(OSError):
+                folder.rmdir()
+        raise

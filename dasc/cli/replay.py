@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dasc.cli.options import ByteSize, IntList, format_bytes
-from dasc.cli.output import table_console
+from dasc.cli.output import output_folder, table_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -100,9 +100,7 @@ def replay(
         from dasc.eval.files import json_bytes, write_together
         from dasc.eval.replay_figures import draw_replay
         from dasc.eval.replay_files import records_json
-
-        output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as temporary:
+    with output_folder(output), tempfile.TemporaryDirectory() as temporary:
         reports, settings = _run(conversations, folder or _demo_model(Path(temporary)), **options)
     settings = {"model": "random weights" if folder is None else str(folder), **settings}
     summary = {"settings": settings, "arms": [report.as_dict() for report in reports]}
@@ -111,7 +109,7 @@ def replay(
         files = {"replay.json": json_bytes(summary), "records.json": records_json(reports)}
         write_together(output, files | draw_replay(reports, title))
     if as_json:
-        click.echo(json.dumps(summary, indent=2))
+        click.echo(json.dumps(summary, indent=2, allow_nan=False))
         return
     console = table_console(150)
     _print_reports(reports, title, console)

@@ -14,6 +14,9 @@ ROLES: dict[str, Role] = {
     "assistant": "assistant",
     "human": "user",
     "gpt": "assistant",
+    "chatgpt": "assistant",
+    "developer": "system",
+    "tool": "user",
 }
 _FORMS = {"messages": ("role", "content"), "conversations": ("from", "value")}
 
@@ -24,7 +27,8 @@ def read_conversations(
     """The turns of each conversation in a file; blank lines are none.
 
     A line is ``{"messages": [{"role", "content"}, ..]}`` or ``{"conversations": [{"from", "value"}, ..]}``; other keys
-    are ignored. Roles are ``system``, ``user`` (``human``) and ``assistant`` (``gpt``). A content is text, or a list of
+    are ignored. Roles are ``system`` (``developer``), ``user`` (``human``, ``tool``) and ``assistant`` (``gpt``,
+    ``chatgpt``). A content is text, a list of text parts ``{"type": "text", "text"}``, nothing (``null``), or a list of
     token ids.
 
     Args:
@@ -77,6 +81,10 @@ def _message(entry: object, where: str, role_key: str, content_key: str) -> Mess
         raise ValueError(f"{where}.{role_key} must be one of {', '.join(ROLES)}, got {role!r}")
     if isinstance(content, list) and all(type(token) is int for token in content):
         return Message(ROLES[role], tuple(content))
+    if content_key in entry and content is None:  # an assistant's call of a tool
+        content = ""
+    if isinstance(content, list) and all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in content):
+        content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
-        raise ValueError(f"{where}.{content_key} must be text or a list of token ids, got {content!r:.80}")
+        raise ValueError(f"{where}.{content_key} must be text, text parts or a list of token ids, got {content!r:.80}")
     return Message(ROLES[role], content)

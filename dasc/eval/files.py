@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 
 def write_together(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
-    """Write files into ``folder``, which is made if it does not exist. A failure leaves what was there, nothing else.
+    """Write files into ``folder``, which is made if it does not exist. A failure to write leaves what was there.
 
-    Every file is first written under another name; only then do they take their names, one after the other.
+    Every file is first written under another name; only when all are on disk do they take their names, one after the
+    other. Symbolic links are followed, and nothing but regular files is replaced.
 
     Returns:
         Their paths.
@@ -30,18 +31,19 @@ def write_together(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / name for name in contents]
-    for path in paths:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    targets = [Path(os.path.realpath(path)) for path in paths]
+    for path, target in zip(paths, targets, strict=True):
+        if target.exists() and not target.is_file():
+            raise FileExistsError(errno.EEXIST, "not a regular file", str(path))
     suffix = f".{secrets.token_hex(8)}.tmp"
-    temporary = [folder / f".{name}{suffix}" for name in contents]
+    temporary = [target.with_name(f".{target.name}{suffix}") for target in targets]
     try:
         for path, data in zip(temporary, contents.values(), strict=True):
             with open(path, "xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-        for path, target in zip(temporary, paths, strict=True):
+        for path, target in zip(temporary, targets, strict=True):
             os.replace(path, target)
     except BaseException:
         for path in temporary:

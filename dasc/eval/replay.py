@@ -81,6 +81,7 @@ class SeedResult:
         spills: finished requests that kept their dense slot since the compressed pool was full.
         prefill_tokens: prompt tokens computed.
         refresh_tokens: replayed besides.
+        forced_waits: admissions that had to wait for a pack to end.
         stall_s: waiting for packs.
         seconds: from the first request to the last answer.
         same_output: share of requests answered with the same tokens as in the dense arm of this seed; ``None`` without
@@ -102,6 +103,7 @@ class SeedResult:
     spills: int
     prefill_tokens: int
     refresh_tokens: int
+    forced_waits: int
     stall_s: float
     seconds: float
     same_output: float | None = None
@@ -283,6 +285,7 @@ def _result(engine: Engine, answers: Sequence[Answer], seconds: float) -> SeedRe
         spills=counters.spills,
         prefill_tokens=sum(step.prefill_tokens for step in engine.steps),
         refresh_tokens=sum(step.refresh_tokens for step in engine.steps),
+        forced_waits=counters.forced_waits,
         stall_s=counters.stall_s,
         seconds=seconds,
     )

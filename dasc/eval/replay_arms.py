@@ -21,6 +21,9 @@ from dasc.models.hybrid import HybridModel, WindowKV
 from dasc.planner import build_plan
 from dasc.reference import RANDOM_MASK_SEEDS, random_mask, replay_window, static_horizons, unit_windows
 
+MIN_JUNCTION_TOKENS = 8
+"""A shared start shorter than this, such as a role's header, is not worth a checkpoint."""
+
 
 @dataclass(frozen=True)
 class Arm:
@@ -196,7 +199,9 @@ def _allocate(prepared: PreparedArm, served: ServedModel, serving: Serving) -> E
         compressed_slots=split.compressed_slots,
         kv_pages=serving.kv_tokens,
         spill=arm.spill,
-        policies=(AfterPrompt(), AtJunctions()),
+        policies=(AfterPrompt(), AtJunctions(MIN_JUNCTION_TOKENS)),
+        # spare slots are freed before a request needs one (B.2); the dense arm has no tier to demote to
+        watermark=0 if prepared.layout is None else max(split.native_slots - serving.server_limit, 0),
         native_slot_bytes=storage.native_slot_bytes,
         compressed_slot_bytes=max(storage.compressed_slot_bytes, 1),
         refresh_window_tokens=prepared.replay_tokens,

@@ -54,6 +54,19 @@ def test_the_shared_junction_gets_a_checkpoint_when_a_second_request_passes_it(p
     host.check_data()
 
 
+def test_a_junction_too_near_the_last_state_is_passed_over_in_silence(caplog):
+    policies = (AtJunctions(min_gain_tokens=8),)
+    host = Host(CacheConfig(native_slots=4, compressed_slots=6, kv_pages=100, policies=policies))
+    with caplog.at_level(logging.WARNING, "dasc"):
+        near = [host.run(i, [1, *[2 + i] * 9])[0] for i in range(4)]
+        far = [host.run(9 + i, [20, *range(30, 37), *[40 + i] * 9])[0] for i in range(4)]
+    assert near == [0, 0, 0, 0]
+    assert far == [0, 0, 8, 8]
+    assert caplog.messages == []
+    with pytest.raises(ValueError, match="min_gain_tokens must be >= 1, got 0"):
+        AtJunctions(0)
+
+
 def test_a_policy_that_cannot_serve_a_junction_says_so_once(caplog):
     """Fault 21."""
     host = Host(CacheConfig(native_slots=4, compressed_slots=6, kv_pages=9000, policies=(AtPromptEnd(),)))

@@ -173,6 +173,25 @@ def test_a_forward_that_raises_drops_its_own_requests_only(interruption: type[Ba
     assert_all_given_back(engine)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers_are_an_error_not_an_answer(temperature: float):
+    model = serving_model()
+    engine = build(model, native=6, compressed=2, mask=full_mask(model))
+
+    class Broken:
+        def __getattr__(self, name: str) -> object:
+            return getattr(model, name)
+
+        def forward(self, batch, states, kv):
+            return model.forward(batch, states, kv) * float("nan")
+
+    engine.model = Broken()
+    engine.submit(Request("a", PROMPT, 2, temperature=temperature))
+    with pytest.raises(ValueError, match="request 'a': the model's logits hold NaN or infinity"):
+        drain(engine)
+    assert_all_given_back(engine)
+
+
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_an_interruption_of_a_transfer_drops_the_requests_of_that_step_only(at: int):
     """A cancellation (no ``Exception``) out of the first checkpoint, a later one, and the end of a request."""

@@ -133,7 +133,9 @@ def record(ttft: float, e2e: float, prompt: int = 10, hit: int = 0, tier: str = 
 def test_statistics_are_of_all_requests_misses_included():
     engine = SimpleNamespace(
         cache=SimpleNamespace(
-            counters=SimpleNamespace(evictions={"kv": 2, "room": 3}, demotions=1, spills=4, stall_s=0.5),
+            counters=SimpleNamespace(
+                evictions={"kv": 2, "room": 3}, demotions=1, spills=4, forced_waits=6, stall_s=0.5
+            ),
             ledger=SimpleNamespace(store=SimpleNamespace(dense_count=2, compressed_count=5)),
         ),
         steps=[
@@ -148,7 +150,8 @@ def test_statistics_are_of_all_requests_misses_included():
     assert result.e2e_p95_s == pytest.approx(np.percentile([2, 3, 10, 21], 95))
     assert (result.token_hit_rate, result.request_hit_rate) == (25 / 60, 0.5)
     assert (result.dense_hits, result.compressed_hits, result.checkpoints_held) == (1, 1, 7)
-    assert (result.evictions, result.demotions, result.spills, result.stall_s) == (5, 1, 4, 0.5)
+    assert (result.evictions, result.demotions, result.spills) == (5, 1, 4)
+    assert (result.forced_waits, result.stall_s) == (6, 0.5)
     assert (result.prefill_tokens, result.refresh_tokens, result.seconds) == (8, 2, 30)
 
 

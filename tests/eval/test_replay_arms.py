@@ -64,10 +64,10 @@ def test_too_little_memory_is_said_with_how_much_it_takes(name: str):
         ValueError, match=f"arm {name}: a budget of {dense_slot_bytes(served)} bytes is too small"
     ) as caught:
         prepare_arm(name, 16, served, tiny_serving(served, dense_slots=1))
-    needed = int(re.search(r"takes (\d+)$", str(caught.value))[1])
+    needed = int(re.search(r"take (\d+)$", str(caught.value))[1])
     serving = tiny_serving(served)
     prepare_arm(name, 16, served, type(serving)(needed, 2000, 2, 16))
-    with pytest.raises(ValueError, match=f"takes {needed}$"):
+    with pytest.raises(ValueError, match=f"take {needed}$"):
         prepare_arm(name, 16, served, type(serving)(needed - 1, 2000, 2, 16))
 
 

@@ -98,6 +98,16 @@ def test_both_forms_of_a_file_are_read(tmp_path: Path):
     assert read(path, count=2) == [expected] * 2
 
 
+def test_what_apis_write_besides_plain_text_is_read(tmp_path: Path):
+    parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
+    call = {"role": "assistant", "content": None, "tool_calls": []}
+    chat = [{"role": "developer", "content": "s"}, {"role": "user", "content": parts}, call]
+    chat += [{"role": "tool", "content": "x"}, {"role": "assistant", "content": "yes"}]
+    [[first, second]] = read(write(tmp_path / "chats.jsonl", {"messages": chat}))
+    assert bytes(t for t in first.prompt if t < 256) == b"shi"
+    assert bytes(t for t in second.prompt if t < 256) == b"shix"
+
+
 GOOD = {"messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -116,8 +126,14 @@ GOOD = {"messages": [{"role": "user", "content": "hi"}]}
         ({"messages": [{"content": "hi"}]}, r"messages\[0\].role must be one of system, user.*, got None"),
         ({"messages": [{"role": "robot", "content": "hi"}]}, r"messages\[0\].role must be one of .*, got 'robot'"),
         ({"messages": [{"role": ["user"], "content": "hi"}]}, r"messages\[0\].role must be"),
-        ({"messages": [GOOD["messages"][0], {"role": "assistant"}]}, r"messages\[1\].content must be text or a list"),
-        ({"messages": [{"role": "user", "content": [1, True]}]}, r"messages\[0\].content must be text or a list"),
+        (
+            {"messages": [GOOD["messages"][0], {"role": "assistant"}]},
+            r"messages\[1\].content must be text, text parts or a list",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [1, True]}]},
+            r"messages\[0\].content must be text, text parts or a list",
+        ),
         ({"conversations": [{"from": "human", "content": "hi"}]}, r"conversations\[0\].value must be text"),
         ({"messages": [{"role": "user", "content": [999]}]}, r"token ids must be in \[0, 260\), got 999 to 999"),
         ({"messages": [{"role": "system", "content": "hi"}]}, "no user message"),

@@ -1,6 +1,7 @@
 """What a replay leaves on disk: everything or nothing."""
 
 import json
+import os
 import resource
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,10 +51,22 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, existing: bool):
 def test_a_folder_in_the_way_is_seen_before_anything_is_replaced(tmp_path: Path):
     write_together(tmp_path, {"a": b"old"})
     (tmp_path / "b").mkdir()
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(FileExistsError):
         write_together(tmp_path, {"a": b"new", "b": b"new"})
     assert (tmp_path / "a").read_bytes() == b"old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_links_are_followed_and_nothing_but_files_is_replaced(tmp_path: Path):
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    write_together(tmp_path, {"link": b"new"})
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").read_bytes() == b"new"
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(FileExistsError, match="not a regular file"):
+        write_together(tmp_path, {"target": b"newer", "fifo": b""})
+    assert (tmp_path / "fifo").is_fifo()
+    assert (tmp_path / "target").read_bytes() == b"new"
 
 
 def test_records_are_what_calibrate_reads(tmp_path: Path):

@@ -37,8 +37,10 @@ class Chunk:
 
     @property
     def pairs(self) -> int:
-        """Query-key pairs of one attention layer."""
-        return self.tokens * self.start + self.tokens * (self.tokens + 1) // 2
+        """Query-key pairs of one attention layer, those of the replay window included."""
+        window = self.running.window_tokens
+        own = self.tokens * self.start + self.tokens * (self.tokens + 1) // 2
+        return own + window * (self.start - window) + window * (window + 1) // 2
 
 
 def plan_chunks(

@@ -121,7 +121,13 @@ class Running:
         return torch.from_numpy((pages[:, None] * page_size + np.arange(page_size)).reshape(-1)[:end])
 
     def choose(self, logits: Tensor) -> int:
-        """The next token from ``logits`` ``[vocab]``."""
+        """The next token from ``logits`` ``[vocab]``.
+
+        Raises:
+            ValueError: when the model has answered with no numbers.
+        """
+        if not logits.isfinite().all():
+            raise ValueError(f"request {self.request.request_id!r}: the model's logits hold NaN or infinity")
         if self.request.temperature == 0:
             return int(logits.argmax())
         chances = torch.softmax(logits.double() / self.request.temperature, dim=0)

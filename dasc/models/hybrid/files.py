@@ -63,7 +63,8 @@ def save_hybrid(folder: str | Path, config: HybridConfig, weights: Mapping[str, 
     text = json.dumps(config_json(config), indent=2) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
-    safetensors.torch.save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    # not save_file(): its errors hide the system's own, such as a full disk
+    (folder / WEIGHTS_FILE).write_bytes(safetensors.torch.save(tensors, metadata={"format": "pt"}))
     (folder / CONFIG_FILE).write_text(text)
 
 
