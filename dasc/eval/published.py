@@ -24,7 +24,8 @@ import torch
 from dasc.accounting import usable_slots
 from dasc.cache.config import CacheConfig
 from dasc.cache.simulation import MODEL_SIZES, Serving, estimate_cost, shared_prefix_load, simulate
-from dasc.eval.simulate import ARMS, SimulatedModel, load_model, slot_bytes
+from dasc.cache.storage import staging_bytes
+from dasc.eval.simulate import ARMS, SimulatedModel, fullest_layout, load_model, watermark
 from dasc.models.synthetic import GEOMETRIES
 
 RANKS = 2
@@ -62,7 +63,7 @@ class Prediction:
         published: the row.
         hit_rate: token hit rate with the published slots.
         ttft_ms: mean TTFT with the published slots.
-        own_slots: usable slots by our accounting: fullest rank, convolution rows and reserved slot counted (C.1).
+        own_slots: usable slots by our accounting: fullest rank, with convolution rows, reserved slot and buffers (C.1).
         own_hit_rate: token hit rate with ``own_slots``.
         own_ttft_ms: mean TTFT with ``own_slots``.
         scale: the factor on all costs, fitted to the model's Dense row.
@@ -101,9 +102,15 @@ def published_model(name: str) -> SimulatedModel:
 
 
 def own_slots(model: SimulatedModel, arm: str) -> int:
-    """Usable slots of the arm in the memory of 96 dense slots and the reserved one, on the fullest rank."""
+    """Usable slots of the arm in the memory of 96 dense slots and the reserved one, on the fullest rank.
+
+    A compressed pool shares that memory with the buffers of transfers.
+    """
     dense = model.geometry.shard(RANKS).dense_bytes(model.dtypes)
-    return usable_slots((DENSE_SLOTS + 1) * dense, [slot_bytes(model, ARMS[arm], RANKS) or dense])
+    layout = fullest_layout(model, ARMS[arm], RANKS)
+    if layout is None:
+        return DENSE_SLOTS
+    return usable_slots((DENSE_SLOTS + 1) * dense - staging_bytes(layout), [layout.slot_bytes])
 
 
 def predict_published(
@@ -134,13 +141,14 @@ def predict_published(
 
 def _run(model: SimulatedModel, arm: str, slots: int, seeds: Sequence[int]) -> tuple[float, float]:
     """Token hit rate and mean TTFT in seconds, means over the seeds, at unscaled costs."""
-    dense = ARMS[arm].layout is None
+    layout = fullest_layout(model, ARMS[arm], RANKS)
     config = CacheConfig(
-        native_slots=CONCURRENCY + (slots if dense else 0),
-        compressed_slots=0 if dense else slots,
+        native_slots=CONCURRENCY + (slots if layout is None else 0),
+        compressed_slots=0 if layout is None else slots,
         kv_pages=_KV_TOKENS,
+        watermark=0 if layout is None else watermark(CONCURRENCY, CONCURRENCY),
         native_slot_bytes=model.geometry.shard(RANKS).dense_bytes(model.dtypes),
-        compressed_slot_bytes=slot_bytes(model, ARMS[arm], RANKS) or 1,
+        compressed_slot_bytes=1 if layout is None else layout.slot_bytes,
     )
     cost = estimate_cost(MODEL_SIZES[model.geometry.family], RANKS)
     hit_rates, times = [], []

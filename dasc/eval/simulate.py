@@ -15,8 +15,9 @@ from torch import Tensor
 from dasc.accounting import MemorySplit, split_budget
 from dasc.cache.config import CacheConfig
 from dasc.cache.simulation import MODEL_SIZES, CostModel, Load, Serving, Simulation, estimate_cost, simulate
+from dasc.cache.storage import scratch_bytes, staging_bytes
 from dasc.geometry import DtypePolicy, StateGeometry
-from dasc.layout import LayoutKind, rank_layouts
+from dasc.layout import Layout, LayoutKind, rank_layouts
 from dasc.models import FAMILIES, read_checkpoint
 from dasc.models.synthetic import GEOMETRIES, example_gate, published_kimi_linear
 from dasc.placement import PlacementMode
@@ -162,35 +163,46 @@ def default_native_slots(server_limit: int) -> int:
     return server_limit + -(-server_limit // 4)
 
 
-def slot_bytes(model: SimulatedModel, arm: Arm, ranks: int) -> int:
-    """A slot of the arm's compressed pool on the fullest rank; 0 without such a pool."""
+def watermark(native_slots: int, server_limit: int) -> int:
+    """Native slots to keep free beside a compressed pool: demotions start before a request needs the slot (B.2)."""
+    return min(max(native_slots - server_limit, 0), native_slots - 1)
+
+
+def fullest_layout(model: SimulatedModel, arm: Arm, ranks: int) -> Layout | None:
+    """How the rank with the largest slots stores a checkpoint; ``None`` without a compressed pool."""
     if arm.layout is None:
-        return 0
+        return None
     placement = place(model.geometry, model.mask, ranks, arm.mode)
     dtypes = replace(model.dtypes, int8=arm.int8)
     layouts = rank_layouts(model.geometry, model.mask, ranks, kind=arm.layout, placement=placement, dtypes=dtypes)
-    return max(layout.slot_bytes for layout in layouts)
+    return max(layouts, key=lambda layout: layout.slot_bytes)
 
 
-def divide_memory(model: SimulatedModel, arm: Arm, memory: Memory, *, two_pass_refresh: bool = False) -> MemorySplit:
-    """Slots of the arm's pools within ``memory.state_bytes`` (C.1).
+def divide_memory(model: SimulatedModel, arm: Arm, memory: Memory, serving: Serving) -> MemorySplit:
+    """Slots of the arm's pools within ``memory.state_bytes`` (C.1), by the rule of ``dasc replay``.
 
-    Buffers are charged: one compressed slot to stage packs and loads, and one dense slot of scratch state for a second
-    pass of refresh. Refresh in the request's own prefill needs none: it runs in the request's own slot.
+    Charged besides the pools: buffers of one pack and one load under way, and what a refresh computes in. In the
+    request's own prefill that is the replayed state of a layer for every running request; in a second pass, one whole
+    state.
 
     Raises:
         ValueError: when the budget is too small, saying how many bytes it takes.
     """
-    dense = model.geometry.shard(memory.ranks).dense_bytes(model.dtypes)
-    compressed = slot_bytes(model, arm, memory.ranks)
-    if not compressed:
+    shard = model.geometry.shard(memory.ranks)
+    dense = shard.dense_bytes(model.dtypes)
+    layout = fullest_layout(model, arm, memory.ranks)
+    if layout is None:
         return split_budget(memory.state_bytes, dense_slot_bytes=dense)
+    scratch = 0
+    if arm.refresh:
+        layer_of_each = scratch_bytes(shard, model.dtypes, serving.server_limit)
+        scratch = dense if serving.two_pass_refresh else layer_of_each
     return split_budget(
         memory.state_bytes,
         dense_slot_bytes=dense,
-        compressed_slot_bytes=compressed,
+        compressed_slot_bytes=layout.slot_bytes,
         native_slots=memory.native_slots,
-        tmp_bytes=compressed + (dense if arm.refresh and two_pass_refresh else 0),
+        tmp_bytes=staging_bytes(layout) + scratch,
     )
 
 
@@ -208,6 +220,7 @@ class ArmResult:
         request_hit_rate: requests that hit at all.
         evictions: states dropped, by cause.
         moved_bytes: checkpoint bytes moved on the fullest rank, by kind.
+        forced_waits: allocations that could only be served by waiting for a pack.
         stall_s: waiting for packs.
         refresh_tokens: replayed.
         seconds: from the first arrival to the last answer.
@@ -230,6 +243,7 @@ class ArmResult:
     demotions: int
     spills: int
     moved_bytes: dict[str, int]
+    forced_waits: int
     stall_s: float
     refresh_tokens: int
     seconds: float
@@ -240,17 +254,19 @@ class ArmResult:
         return asdict(self)
 
 
-def arm_config(model: SimulatedModel, name: str, memory: Memory, load: Load, *, two_pass_refresh: bool) -> CacheConfig:
+def arm_config(model: SimulatedModel, name: str, memory: Memory, load: Load, serving: Serving) -> CacheConfig:
     """The cache of the arm ``name`` of :data:`ARMS`.
 
     Raises:
-        ValueError: for an unknown arm, or memory too small for it, saying how much it takes.
+        ValueError: for an unknown arm, ranks that cannot share the model, or memory too small for the arm, saying how
+            much it takes.
     """
     if name not in ARMS:
         raise ValueError(f"arms must be of {', '.join(ARMS)}, got {name!r}")
     arm = ARMS[name]
+    model.geometry.check_ranks(memory.ranks)
     try:
-        split = divide_memory(model, arm, memory, two_pass_refresh=two_pass_refresh)
+        split = divide_memory(model, arm, memory, serving)
     except ValueError as error:
         raise ValueError(f"arm {name}: {error} on each of {memory.ranks} ranks") from error
     kv_pages = memory.kv_bytes // (memory.kv_bytes_per_token * load.tokens_per_id)
@@ -261,6 +277,7 @@ def arm_config(model: SimulatedModel, name: str, memory: Memory, load: Load, *, 
         native_slots=split.native_slots,
         compressed_slots=split.compressed_slots,
         kv_pages=kv_pages,
+        watermark=0 if arm.layout is None else watermark(split.native_slots, serving.server_limit),
         native_slot_bytes=split.native_bytes // (split.native_slots + 1),
         compressed_slot_bytes=max(split.compressed_bytes // (split.compressed_slots + 1), 1),
         refresh_window_tokens=model.replay_tokens if arm.refresh else 0,
@@ -288,6 +305,7 @@ def _summary(name: str, memory: Memory, config: CacheConfig, result: Simulation,
         demotions=result.counters["demotions"],
         spills=result.counters["spills"],
         moved_bytes=result.moved_bytes,
+        forced_waits=result.counters["forced_waits"],
         stall_s=result.counters["stall_s"],
         refresh_tokens=result.refresh_tokens,
         seconds=result.seconds,
@@ -314,11 +332,7 @@ def run_arms(
         ValueError: before anything is served, for an unknown arm or memory too small for one, saying how much it takes;
             and as :func:`~dasc.cache.simulation.simulate`.
     """
-    runs = [
-        (name, memory, arm_config(model, name, memory, load, two_pass_refresh=serving.two_pass_refresh))
-        for memory in memories
-        for name in names
-    ]
+    runs = [(name, memory, arm_config(model, name, memory, load, serving)) for memory in memories for name in names]
     results = []
     for name, memory, config in runs:
         report = partial(progress, f"{name}, {memory.state_bytes / 2**30:.4g} GiB")

@@ -11,22 +11,28 @@ from dasc.eval.simulate import (
     arm_config,
     default_native_slots,
     divide_memory,
+    fullest_layout,
     kv_bytes,
     load_model,
     model_cost,
     run_arms,
-    slot_bytes,
+    watermark,
 )
 from dasc.models import read_checkpoint
 from dasc.models.synthetic import GEOMETRIES, example_gate, write_checkpoint
 from dasc.planner import build_plan
 
 GIB = 1 << 30
+SERVING = Serving(server_limit=16, concurrency=16)
 
 
 @pytest.fixture(scope="module")
 def kimi():
     return load_model("kimi-linear")
+
+
+def slot_bytes(model, arm, ranks) -> int:
+    return fullest_layout(model, arm, ranks).slot_bytes
 
 
 def memory(state_bytes=GIB, ranks=2, **changes) -> Memory:
@@ -40,16 +46,18 @@ def test_slots_are_those_of_the_fullest_rank(kimi):
     assert slot_bytes(kimi, ARMS["storage"], 2) == 14_695 * 128 * 4 + conv
     assert slot_bytes(kimi, ARMS["int8"], 2) == 14_787 * (128 + 4) + conv
     assert slot_bytes(kimi, ARMS["wr"], 2) == slot_bytes(kimi, ARMS["ragged"], 2)
-    assert slot_bytes(kimi, ARMS["dense"], 2) == 0
+    assert fullest_layout(kimi, ARMS["dense"], 2) is None
 
 
 @pytest.mark.parametrize("arm", ARMS)
 @pytest.mark.parametrize("two_pass", [False, True])
 def test_pools_and_buffers_stay_within_the_budget_and_leave_less_than_a_slot(kimi, arm, two_pass):
-    split = divide_memory(kimi, ARMS[arm], memory(), two_pass_refresh=two_pass)
-    dense = kimi.geometry.shard(2).dense_bytes()
-    slot = slot_bytes(kimi, ARMS[arm], 2)
-    buffers = slot + (dense if arm == "wr" and two_pass else 0)
+    split = divide_memory(kimi, ARMS[arm], memory(), Serving(server_limit=16, two_pass_refresh=two_pass))
+    dense = 20_971_520 + 737_280
+    slot = 0 if arm == "dense" else slot_bytes(kimi, ARMS[arm], 2)
+    buffers = 2 * (dense + slot) if slot else 0  # a pack and a load under way
+    if arm == "wr":
+        buffers += dense if two_pass else 16 * 20_971_520 // 20  # one state, or a layer of each running request
     used = (split.native_slots + 1) * dense + ((split.compressed_slots + 1) * slot if slot else 0) + buffers
     assert GIB - (slot or dense) < used <= GIB
     assert split.tmp_bytes == buffers
@@ -59,34 +67,34 @@ def test_pools_and_buffers_stay_within_the_budget_and_leave_less_than_a_slot(kim
 
 def test_the_cache_is_sized_by_the_split(kimi):
     made = shared_prefix_load(0)
-    config = arm_config(kimi, "wr", memory(), made, two_pass_refresh=False)
-    split = divide_memory(kimi, ARMS["wr"], memory())
+    config = arm_config(kimi, "wr", memory(), made, SERVING)
+    split = divide_memory(kimi, ARMS["wr"], memory(), SERVING)
     assert (config.native_slots, config.compressed_slots) == (split.native_slots, split.compressed_slots)
     assert config.native_slot_bytes == 20_971_520 + 737_280
     assert config.compressed_slot_bytes == slot_bytes(kimi, ARMS["wr"], 2)
     assert config.kv_pages == 8 * GIB // 8064
     assert config.refresh_window_tokens == 16
-    assert arm_config(kimi, "ragged", memory(), made, two_pass_refresh=False).refresh_window_tokens == 0
+    assert arm_config(kimi, "ragged", memory(), made, SERVING).refresh_window_tokens == 0
     blocks = dataclasses.replace(made, tokens_per_id=512)
-    assert arm_config(kimi, "ragged", memory(), blocks, two_pass_refresh=False).kv_pages == 8 * GIB // (8064 * 512)
+    assert arm_config(kimi, "ragged", memory(), blocks, SERVING).kv_pages == 8 * GIB // (8064 * 512)
 
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_memory_too_small_says_how_much_it_takes_and_that_much_is_enough(kimi, arm):
     made = shared_prefix_load(0)
-    with pytest.raises(ValueError, match=rf"arm {arm}: .* takes \d+ on each of 2 ranks") as error:
-        arm_config(kimi, arm, memory(1 << 20), made, two_pass_refresh=False)
-    needed = int(str(error.value).split("takes ")[1].split()[0])
-    config = arm_config(kimi, arm, memory(needed), made, two_pass_refresh=False)
+    with pytest.raises(ValueError, match=rf"arm {arm}: .* take \d+ on each of 2 ranks") as error:
+        arm_config(kimi, arm, memory(1 << 20), made, SERVING)
+    needed = int(str(error.value).rpartition("take ")[2].split()[0])
+    config = arm_config(kimi, arm, memory(needed), made, SERVING)
     assert config.compressed_slots == (arm != "dense")
     with pytest.raises(ValueError, match="too small"):
-        arm_config(kimi, arm, memory(needed - 1), made, two_pass_refresh=False)
+        arm_config(kimi, arm, memory(needed - 1), made, SERVING)
 
 
 def test_kv_too_small_says_how_much_it_takes(kimi):
     blocks = dataclasses.replace(shared_prefix_load(0), tokens_per_id=512)
     with pytest.raises(ValueError, match=f"512 tokens, which take {512 * 8064}, got 8064"):
-        arm_config(kimi, "dense", memory(kv_bytes=8064), blocks, two_pass_refresh=False)
+        arm_config(kimi, "dense", memory(kv_bytes=8064), blocks, SERVING)
 
 
 def test_nothing_is_served_before_every_arm_is_known_to_fit(kimi):
@@ -105,8 +113,7 @@ def test_nothing_is_served_before_every_arm_is_known_to_fit(kimi):
 def test_compressed_arms_hold_more_and_hit_more_in_the_same_memory(kimi):
     made = shared_prefix_load(0)
     budget = memory(97 * 21_708_800)
-    serving = Serving(server_limit=16, concurrency=16)
-    results = run_arms(kimi, list(ARMS), made, [budget], model_cost(kimi, 2, {}), serving)
+    results = run_arms(kimi, list(ARMS), made, [budget], model_cost(kimi, 2, {}), SERVING)
     by_arm = {r.arm: r for r in results}
     assert list(by_arm) == list(ARMS)
     assert by_arm["dense"].native_slots == 96
@@ -129,8 +136,7 @@ def test_compressed_arms_hold_more_and_hit_more_in_the_same_memory(kimi):
 def test_balanced_storage_pays_for_its_collectives_and_only_it(kimi):
     made = shared_prefix_load(0)
     costs = [model_cost(kimi, 2, {"collective_latency_s": s}) for s in (0.0, 0.05)]
-    serving = Serving(server_limit=16, concurrency=16)
-    without, dear = (run_arms(kimi, ["ragged", "storage"], made, [memory()], cost, serving) for cost in costs)
+    without, dear = (run_arms(kimi, ["ragged", "storage"], made, [memory()], cost, SERVING) for cost in costs)
     assert dear[0].ttft_mean_s == without[0].ttft_mean_s
     assert dear[1].ttft_mean_s > without[1].ttft_mean_s + 0.05
 
@@ -163,6 +169,29 @@ def test_a_family_without_estimates_needs_all_its_numbers(kimi):
     assert model_cost(strange, 1, everything) == model_cost(kimi, 1, {})
     assert model_cost(kimi, 1, {"step_s": 7.0}).step_s == 7.0
     assert kv_bytes(kimi, 8) == 8064
+
+
+@pytest.mark.parametrize(
+    ("native", "limit", "kept"), [(20, 16, 4), (40, 32, 8), (16, 16, 0), (8, 16, 0), (1, 1, 0), (9, 1, 8)]
+)
+def test_native_slots_that_no_running_request_can_take_are_kept_free_but_one_slot_is_always_used(native, limit, kept):
+    assert watermark(native, limit) == kept
+
+
+def test_demotions_start_before_a_request_needs_the_slot(kimi):
+    made = shared_prefix_load(0)
+    configs = {arm: arm_config(kimi, arm, memory(), made, SERVING) for arm in ARMS}
+    assert {arm: config.watermark for arm, config in configs.items()} == {
+        arm: 0 if arm == "dense" else 4 for arm in ARMS
+    }
+    (result,) = run_arms(kimi, ["ragged"], made, [memory()], model_cost(kimi, 2, {}), SERVING)
+    assert result.demotions > 0
+    assert result.as_dict()["forced_waits"] == 0
+
+
+def test_ranks_that_cannot_share_the_model_are_refused_without_a_word_on_memory(kimi):
+    with pytest.raises(ValueError, match=r"shared equally by 3 ranks$"):
+        arm_config(kimi, "dense", memory(ranks=3), shared_prefix_load(0), SERVING)
 
 
 @pytest.mark.parametrize(("limit", "slots"), [(1, 2), (4, 5), (16, 20), (32, 40)])

@@ -23,15 +23,15 @@ def test_published_slots_count_the_temporal_payload_of_both_ranks(row):
     assert 96 * dense // stored == row.slots
 
 
-def test_our_slots_count_the_fullest_rank_convolution_and_the_reserved_slot():
+def test_our_slots_count_the_fullest_rank_convolution_the_reserved_slot_and_buffers():
     slots = {(row.model, row.arm): own_slots(published_model(row.model), row.arm) for row in PUBLISHED}
     assert slots == {
         ("kimi-linear", "dense"): 96,
-        ("kimi-linear", "padded"): 152,
-        ("kimi-linear", "ragged"): 252,
+        ("kimi-linear", "padded"): 147,
+        ("kimi-linear", "ragged"): 245,
         ("qwen3-next", "dense"): 96,
-        ("qwen3-next", "padded"): 96,
-        ("qwen3-next", "ragged"): 127,
+        ("qwen3-next", "padded"): 92,
+        ("qwen3-next", "ragged"): 122,
     }
 
 
@@ -39,9 +39,11 @@ def test_our_slots_count_the_fullest_rank_convolution_and_the_reserved_slot():
 def test_ragged_hits_more_than_padded_and_padded_no_less_than_dense_and_times_are_the_reverse(predictions, model):
     dense, padded, ragged = (predictions[model, arm] for arm in ("dense", "padded", "ragged"))
     assert ragged.hit_rate > padded.hit_rate >= dense.hit_rate
-    assert ragged.own_hit_rate > padded.own_hit_rate >= dense.own_hit_rate
+    assert ragged.own_hit_rate > max(padded.own_hit_rate, dense.own_hit_rate)
     assert ragged.ttft_ms < padded.ttft_ms <= dense.ttft_ms * 1.005
-    assert ragged.own_ttft_ms < padded.own_ttft_ms <= dense.own_ttft_ms * 1.02
+    assert ragged.own_ttft_ms < min(padded.own_ttft_ms, dense.own_ttft_ms)
+    # buffers take more of Qwen3-Next's memory than the padded layout saves
+    assert (padded.own_hit_rate > dense.own_hit_rate) == (model == "kimi-linear")
 
 
 def test_only_the_dense_rows_are_fitted(predictions):

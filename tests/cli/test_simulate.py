@@ -15,7 +15,7 @@ from dasc.cache.simulation import MODEL_SIZES, Serving, estimate_cost, shared_pr
 from dasc.cli.main import app, main
 from tests.cache.traces import TRACE, needs_trace
 
-SMALL = ("shared-prefix", "--tp", "2", "--memory", "1GiB")
+SMALL = ("shared-prefix", "--tp", "2", "--memory", "2GiB")
 
 
 def run(*args: str | Path) -> Result:
@@ -64,7 +64,7 @@ def test_every_arm_is_reported_under_the_same_memory():
     report = run_json(*SMALL)
     arms = [r["arm"] for r in report["results"]]
     assert arms == ["dense", "padded", "ragged", "int8", "storage", "wr"]
-    assert {r["memory_bytes"] for r in report["results"]} == {1 << 30}
+    assert {r["memory_bytes"] for r in report["results"]} == {2 << 30}
     assert (report["model"], report["w_max"], report["ranks"], report["load"]) == (
         "kimi-linear",
         16,
@@ -75,16 +75,24 @@ def test_every_arm_is_reported_under_the_same_memory():
     assert report["costs"]["step_s"] == pytest.approx(27 * 150e-6)
     dense, ragged = report["results"][0], report["results"][2]
     assert ragged["slot_bytes"] == 7_570_944 + 737_280
-    assert dense["native_slots"] == (1 << 30) // 21_708_800 - 1
+    assert dense["native_slots"] == (2 << 30) // 21_708_800 - 1
     assert ragged["token_hit_rate"] > dense["token_hit_rate"]
-    for name in ("request_hit_rate", "ttft_p95_s", "e2e_mean_s", "e2e_p95_s", "evictions", "demotions", "moved_bytes"):
+    for name in (
+        "request_hit_rate",
+        "ttft_p95_s",
+        "e2e_p95_s",
+        "evictions",
+        "demotions",
+        "forced_waits",
+        "moved_bytes",
+    ):
         assert name in dense
 
 
 def test_the_table_names_what_was_simulated_and_that_costs_are_estimates():
     result = run("simulate", *SMALL, "--arms", "dense,ragged")
     assert result.exit_code == 0, result.output
-    for expected in ("kimi-linear, W_max 16, TP 2, shared-prefix: 184 requests", "ragged", "1.00 GiB", "dense_lru",
+    for expected in ("kimi-linear, W_max 16, TP 2, shared-prefix: 184 requests", "ragged", "2.00 GiB", "dense_lru",
                      "estimates", "requests simulated a second"):  # fmt: skip
         assert expected in result.stdout
     assert "padded" not in result.stdout
