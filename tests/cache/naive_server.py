@@ -137,6 +137,7 @@ class NaiveServer:
                 self.now += self.cost.two_pass_s + self.cost.two_pass_s_per_token * g.replay
             else:
                 replayed += g.replay
+                pairs += sum(range(g.hit - g.replay + 1, g.hit + 1))
             g.replay = 0
             if g.done == stop:
                 stopped.append((g, checkpoint))

@@ -79,10 +79,18 @@ def test_a_factor_applies_to_every_constant():
             model.scaled(factor)
 
 
-@pytest.mark.parametrize("value", [-1e-9, math.inf, math.nan, "1", True, None])
+@pytest.mark.parametrize("value", [-1e-9, 1e6 + 1, math.inf, math.nan, "1", True, None])
 def test_a_constant_that_is_no_time_is_refused_by_name(value):
     with pytest.raises(ValueError, match="prefill_s_per_token"):
         FREE.replaced({"prefill_s_per_token": value})
+
+
+def test_the_largest_constants_and_loads_give_finite_times():
+    largest = CostModel(**dict.fromkeys(NAMES, 1e6))
+    assert math.isfinite(largest.forward_s(10**9, 10**18, 10**6, 10**15) + largest.decode_s(10**9, 10**6, 10**15))
+    assert largest.decode_steps_until(1e30, 10**6, 10**15) >= 1
+    with pytest.raises(ValueError, match="step_s must be from 0 to 1000000 s"):
+        largest.scaled(2)
 
 
 def test_an_unknown_constant_is_refused_and_the_known_ones_named():

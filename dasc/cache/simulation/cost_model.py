@@ -11,10 +11,13 @@ from dataclasses import dataclass
 
 from dasc.cache.records import TransferKind
 
+MAX_SECONDS = 1e6
+"""Larger constants are a slip of the hand, and sums of them would not stay finite."""
+
 
 @dataclass(frozen=True)
 class CostModel:
-    """Constants of a server, all in seconds and none negative.
+    """Constants of a server, all in seconds, from 0 to :data:`MAX_SECONDS`.
 
     A forward pass takes ``step_s``, plus the prefill terms, plus the decode terms when any sequence decodes. Transfers
     take a latency plus a time for each byte of the fullest rank; loads and copies hold up the forward pass, stores and
@@ -23,7 +26,7 @@ class CostModel:
     Attributes:
         step_s: each forward pass: scheduling and launches.
         prefill_s_per_token: each new prompt token, and each token replayed in the request's own prefill.
-        prefill_s_per_pair: each query-key pair of full attention in prefill.
+        prefill_s_per_pair: each query-key pair of full attention for those tokens.
         decode_step_s: each pass in which any sequence decodes: reading the weights.
         decode_s_per_sequence: each decoding sequence: its recurrent state, its experts.
         decode_s_per_context_token: each token of KV that decoding reads.
@@ -40,7 +43,7 @@ class CostModel:
         two_pass_s_per_token: each token of that window.
 
     Raises:
-        ValueError: naming a constant that is negative, not finite or not a number.
+        ValueError: naming a constant that is negative, above ``MAX_SECONDS`` or not a number.
     """
 
     step_s: float
@@ -65,8 +68,8 @@ class CostModel:
         for name, value in dataclasses.asdict(self).items():
             if not isinstance(value, int | float) or isinstance(value, bool):
                 raise ValueError(f"cost {name} must be a number of seconds, got {value!r}")
-            if not 0 <= value < math.inf:
-                raise ValueError(f"cost {name} must be finite and not negative, got {value!r}")
+            if not 0 <= value <= MAX_SECONDS:
+                raise ValueError(f"cost {name} must be from 0 to {MAX_SECONDS:.0f} s, got {value!r}")
 
     def forward_s(self, prefill_tokens: int, prefill_pairs: int, decode_sequences: int, decode_pairs: int) -> float:
         """One forward pass; arguments as in :class:`~dasc.cache.records.StepRecord`, refresh counted as prefill."""
@@ -110,7 +113,7 @@ class CostModel:
         """The same server, ``factor`` times as slow in everything.
 
         Raises:
-            ValueError: for a factor that is not positive and finite.
+            ValueError: for a factor that is not positive and finite, or that makes a constant too large.
         """
         if not 0 < factor < math.inf:
             raise ValueError(f"factor must be positive and finite, got {factor}")

@@ -175,7 +175,9 @@ class Server:
             pairs += count * start + count * (count + 1) // 2
             room -= count
             if running.replay:
-                replayed += self._replay(running)
+                tokens = self._replay(running)
+                replayed += tokens
+                pairs += tokens * (running.hit_tokens - tokens) + tokens * (tokens + 1) // 2
             if running.position == running.stop:
                 stopped.append(running)
             if not room:
