@@ -16,21 +16,23 @@ import click
 def calibrate(records: Path, output: Path | None, as_json: bool) -> None:
     """Fit the simulator's costs to the forward passes and transfers measured in RECORDS.
 
-    RECORDS is JSON: {"steps": [...], "transfers": [...]}, entries as in dasc.cache.records.
+    RECORDS is JSON: {"steps": [...], "transfers": [...]}, entries as in dasc.cache.records. Costs that the records do
+    not settle are left out; simulate goes on estimating them.
     """
     from dasc.cache.simulation import calibrate as fit
     from dasc.cache.simulation import read_records
     from dasc.eval.files import json_bytes, write_together
 
     result = fit(*read_records(records))
-    measured = {name: value for name, value in asdict(result.cost).items() if name not in result.unmeasured}
+    determined = result.determined
+    report = {"costs": determined, "fits": [asdict(f) for f in result.fits], "unmeasured": result.unmeasured}
+    text = json.dumps(report, indent=2, allow_nan=False)
     if output is not None:
-        write_together(output.parent, {output.name: json_bytes(measured)})
+        write_together(output.parent, {output.name: json_bytes(determined)})
     if as_json:
-        fits = [asdict(f) for f in result.fits]
-        click.echo(json.dumps({"costs": measured, "fits": fits, "unmeasured": result.unmeasured}, indent=2))
+        click.echo(text)
         return
-    for name, value in measured.items():
+    for name, value in determined.items():
         click.echo(f"{name}: {value:.4g}")
     for f in result.fits:
         click.echo(
@@ -38,6 +40,8 @@ def calibrate(records: Path, output: Path | None, as_json: bool) -> None:
             f"total time {f.total_error:+.1%}"
         )
         if f.undetermined:
-            click.echo(f"{f.kind}: the records do not tell apart, or do not show: {', '.join(f.undetermined)}")
+            click.echo(
+                f"{f.kind}: left out, since the records do not tell apart or do not show: {', '.join(f.undetermined)}"
+            )
     if result.unmeasured:
-        click.echo(f"no record of: {', '.join(result.unmeasured)}")
+        click.echo(f"left out, since there is no record of: {', '.join(result.unmeasured)}")

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -78,7 +78,7 @@ def _arms(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, 
 @click.option(
     "--cost", "costs", multiple=True, metavar="NAME=S|FILE", help="Change a cost, or all that a JSON file names."
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the made-up loads.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the made-up loads.")
 @click.option("--published", is_flag=True, help="Predict the published equal-memory figures instead.")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Folder for numbers and figures."
@@ -93,7 +93,7 @@ def simulate(published: bool, output: Path | None, as_json: bool, **options: Any
     otherwise; `dasc calibrate` fits them to a measured run.
     """
     if published:
-        _check_alone(options)
+        _check_alone()
     from dasc.eval.files import json_bytes, write_together
 
     if output is not None:
@@ -102,7 +102,7 @@ def simulate(published: bool, output: Path | None, as_json: bool, **options: Any
     if output is not None:
         write_together(output, {"simulate.json": json_bytes(report)} | figures)
     if as_json:
-        click.echo(json.dumps(report, indent=2))
+        click.echo(json.dumps(report, indent=2, allow_nan=False))
         return
     console = table_console(170)
     show(console)
@@ -110,12 +110,15 @@ def simulate(published: bool, output: Path | None, as_json: bool, **options: Any
         console.print(f"written to {output}", soft_wrap=True)
 
 
-def _check_alone(options: Iterable[str]) -> None:
+def _check_alone() -> None:
     """The published figures have a setting of their own: nothing else may be asked for."""
     context = click.get_current_context()
-    for name in options:
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"--published takes only -o and --json, got {name} as well")
+    for param in context.command.params:
+        name = param.name or ""
+        given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if given and name not in ("published", "output", "as_json"):
+            what = param.opts[0] if isinstance(param, click.Option) else context.params[name]
+            raise click.UsageError(f"--published takes only -o and --json, got {what} as well")
 
 
 def _simulate(
@@ -154,7 +157,9 @@ def _simulate(
         raise click.UsageError("--time-scale is for a TRACE sent at its own times, without --concurrency")
     load = _load(source, seed, block_tokens)
     simulated = load_model(model, w_max)
-    cost = model_cost(simulated, ranks, parse_costs(costs))
+    changes = parse_costs(costs)
+    cost = model_cost(simulated, ranks, changes)
+    estimated = [name for name in asdict(cost) if name not in changes]
     serving = Serving(
         server_limit=server_limit,
         concurrency=concurrency,
@@ -180,13 +185,18 @@ def _simulate(
         "kv_memory_bytes": kv_memory,
         "kv_bytes_per_token": per_token,
         "costs": asdict(cost),
+        "estimated_costs": estimated,
         "results": [result.as_dict() for result in results],
     }
 
     def show(console: Console) -> None:
         _print_results(results, title, console)
-        if not costs:
-            console.print("Costs are estimates for Hopper GPUs, not measured: see --cost and `dasc calibrate`.")
+        if estimated:
+            which = f"These costs ({', '.join(estimated)})" if changes else "Costs"
+            console.print(
+                f"{which} are estimates for Hopper GPUs, not measured: see --cost and `dasc calibrate`.",
+                soft_wrap=True,
+            )
 
     return report, figures, show
 
@@ -198,6 +208,8 @@ def _load(source: str, seed: int, block_tokens: int) -> Load:
         return shared_prefix_load(seed)
     if source == "wildchat":
         return wildchat_load(seed)
+    if not Path(source).exists():
+        raise click.UsageError(f"no file {source!r}: expected a TRACE, or a built-in load: {' or '.join(CLIENTS)}")
     return read_trace(source, tokens_per_id=block_tokens)
 
 
@@ -220,7 +232,7 @@ def _print_results(results: list[ArmResult], title: str, console: Console) -> No
     table = Table(title=title, title_justify="left")
     table.add_column("memory a rank", justify="right")
     table.add_column("arm")
-    for header in ("native", "compressed", "hit tokens", "requests", "TTFT s", "P95", "E2E s", "P95"):
+    for header in ("native", "compressed", "hit tokens", "requests hit", "TTFT s", "P95", "E2E s", "P95"):
         table.add_column(header, justify="right")
     for header in ("evictions", "demotions", "moved"):
         table.add_column(header, justify="right", no_wrap=True)
@@ -240,6 +252,9 @@ def _print_results(results: list[ArmResult], title: str, console: Console) -> No
         )
         memory = r.memory_bytes
     console.print(table)
+    causes = {cause for r in results for cause, n in r.evictions.items() if n}
+    if causes == {"kv"}:
+        console.print("Every eviction is by kv: KV memory, not state memory, limits hits here; see --kv-memory.")
     wall_s = sum(r.wall_s for r in results)
     console.print(f"{sum(r.requests for r in results) / wall_s:,.0f} requests simulated a second")
 

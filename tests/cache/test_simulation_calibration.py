@@ -93,10 +93,13 @@ def test_what_records_do_not_show_is_reported_and_zero(recorded):
     assert {"load_latency_s", "two_pass_s", "collective_latency_s"} <= set(prefill_only.unmeasured)
     same_size = calibrate([], [TransferRecord("load", 100, 1.0), TransferRecord("load", 100, 1.2)])
     assert same_size.fits[0].undetermined == ("load_latency_s", "load_s_per_byte")
+    assert same_size.determined == {}
     two_sizes = calibrate([], [TransferRecord("load", 100, 1.0), TransferRecord("load", 300, 2.0)])
     assert two_sizes.cost.load_latency_s == pytest.approx(0.5)
     assert two_sizes.cost.load_s_per_byte == pytest.approx(0.005)
     assert two_sizes.fits[0].undetermined == ()
+    assert two_sizes.determined == pytest.approx({"load_latency_s": 0.5, "load_s_per_byte": 0.005})
+    assert not shown & prefill_only.determined.keys()
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
@@ -142,6 +145,15 @@ STEP = {
         (json.dumps({"steps": [STEP, {"seconds": 1}]}), r"steps\[1\] must be an object of"),
         (json.dumps({"steps": [STEP | {"prefill_tokens": -1}]}), r"steps\[0\].prefill_tokens"),
         (json.dumps({"steps": [STEP | {"seconds": "1"}]}), r"steps\[0\].seconds"),
+        (json.dumps({"steps": [STEP | {"seconds": True}]}), r"steps\[0\].seconds"),
+        (json.dumps({"steps": [STEP, STEP | {"seconds": float("inf")}]}), r"steps\[1\].seconds"),
+        (json.dumps({"steps": [STEP | {"seconds": float("nan")}]}), r"steps\[0\].seconds"),
+        (json.dumps({"steps": [STEP | {"seconds": 1.1e6}]}), r"steps\[0\].seconds"),
+        (json.dumps({"steps": [STEP | {"seconds": 5e-324}]}), r"steps\[0\].seconds"),
+        (json.dumps({"steps": [STEP | {"decode_pairs": 2**63}]}), r"steps\[0\].decode_pairs"),
+        (json.dumps({"steps": [STEP | {"decode_pairs": 10**400}]}), r"steps\[0\].decode_pairs"),
+        (json.dumps({"steps": [STEP | {"decode_pairs": 0.5}]}), r"steps\[0\].decode_pairs"),
+        (json.dumps({"transfers": [{"kind": "load", "bytes": -1, "seconds": 1}]}), r"transfers\[0\].bytes"),
         (json.dumps({"transfers": [{"kind": "move", "bytes": 1, "seconds": 1}]}), r"transfers\[0\].kind"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dasc.cache import CacheConfig
-from dasc.cache.simulation import MODEL_SIZES, Serving, estimate_cost, shared_prefix_load, simulate
+from dasc.cache.simulation import MODEL_SIZES, CostModel, Serving, estimate_cost, shared_prefix_load, simulate
 from dasc.cli.main import app, main
 from tests.cache.traces import TRACE, needs_trace
 
@@ -96,7 +96,25 @@ def test_the_table_names_what_was_simulated_and_that_costs_are_estimates():
                      "estimates", "requests simulated a second"):  # fmt: skip
         assert expected in result.stdout
     assert "padded" not in result.stdout
-    assert "estimates" not in run("simulate", *SMALL, "--arms", "dense", "--cost", "step_s=0.01").stdout
+    assert "Every eviction is by kv" not in result.stdout
+
+
+def test_constants_that_are_still_estimates_are_named(tmp_path: Path):
+    names = [field.name for field in dataclasses.fields(CostModel)]
+    left = ["two_pass_s", "two_pass_s_per_token"]
+    file = tmp_path / "cost.json"
+    file.write_text(json.dumps({name: 0.001 for name in names if name not in left}))
+    small = (*SMALL, "--arms", "dense", "--cost", file)
+    assert "These costs (two_pass_s, two_pass_s_per_token) are estimates" in run("simulate", *small).stdout
+    assert run_json(*small)["estimated_costs"] == left
+    assert "estimates" not in run("simulate", *small, *(f"--cost={name}=0" for name in left)).stdout
+
+
+def test_kv_is_named_when_it_is_all_that_limits_hits():
+    result = run("simulate", "wildchat", "--memory", "64GiB", "--kv-memory", "500MiB", "--arms", "dense,ragged")
+    assert result.exit_code == 0, result.output
+    assert " kv" in result.stdout
+    assert "KV memory, not state memory, limits hits here" in result.stdout
 
 
 def test_a_trace_comes_at_its_own_times_or_as_fast_as_clients_ask(trace: Path):
@@ -151,7 +169,10 @@ def test_the_real_trace_gains_from_compression():
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["no/such/trace.jsonl"], "no/such/trace.jsonl"),
+        (
+            ["no/such/trace.jsonl"],
+            "no/such/trace.jsonl': expected a TRACE, or a built-in load: shared-prefix or wildchat",
+        ),
         (["BROKEN"], "broken.jsonl, line 2: not JSON"),
         (["TRACE", "--memory", "1MiB"], "arm dense: a budget of 1048576 bytes is too small"),
         (["TRACE", "--memory", "lots"], "expected a size"),
@@ -159,7 +180,7 @@ def test_the_real_trace_gains_from_compression():
         (["TRACE", "--kv-memory", "8KiB"], "KV memory must hold 512 tokens, which take 4128768"),
         (["TRACE", "--kv-memory", "10MiB"], "KV for 1024 tokens is too small: a request takes 3584"),
         (["TRACE", "--arms", "dense,sparse"], "got 'sparse'"),
-        (["TRACE", "--tp", "3"], "cannot be shared equally by 3 ranks"),
+        (["TRACE", "--tp", "3"], "cannot be shared equally by 3 ranks\n"),
         (["TRACE", "--model", "no/such/model"], "no/such/model"),
         (["TRACE", "--w-max", "3"], "w-max"),
         (["TRACE", "--cost", "speed=1"], "unknown cost 'speed'"),
@@ -169,7 +190,10 @@ def test_the_real_trace_gains_from_compression():
         (["TRACE", "--time-scale", "0"], "time_scale"),
         (["TRACE", "--time-scale", "2", "--concurrency", "4"], "--time-scale"),
         (["TRACE", "--block-tokens", "100"], "line 1"),
-        (["--published", "--tp", "2"], "--published takes only"),
+        (["--published", "--tp", "2"], "--published takes only -o and --json, got --tp as well"),
+        (["wildchat", "--published"], "got wildchat as well"),
+        (["shared-prefix", "--seed", "-1"], "--seed"),
+        (["TRACE", "--cost", "step_s=1e7"], "cost step_s must be from 0 to 1000000 s"),
         (["TRACE", "--arms", "dense", "-o", "TRACE/out"], "trace.jsonl"),
     ],
 )
@@ -224,9 +248,11 @@ def test_calibrated_costs_go_straight_into_a_simulation(records: Path, tmp_path:
         assert expected in result.stdout
     costs = json.loads(file.read_text())
     assert costs["step_s"] == pytest.approx(27 * 150e-6, rel=1e-4)
-    assert "two_pass_s" not in costs, "what was not measured stays an estimate"
+    for name in ("two_pass_s", "load_latency_s", "load_s_per_byte"):  # all loads are of one size
+        assert name not in costs, "what was not measured stays an estimate"
     report = run_json(*SMALL, "--arms", "dense", "--cost", file, "--cost", "copy_latency_s=0.5")
-    assert report["costs"]["load_latency_s"] == costs["load_latency_s"]
+    assert report["costs"]["step_s"] == costs["step_s"]
+    assert report["costs"]["load_latency_s"] == estimate_cost(MODEL_SIZES["kimi_linear"], 2).load_latency_s > 0
     assert report["costs"]["copy_latency_s"] == 0.5
     as_json = json.loads(run("calibrate", records, "--json").stdout)
     assert as_json["costs"] == costs

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dasc.cache.records import StepRecord, TransferKind, TransferRecord
-from dasc.cache.simulation.cost_model import CostModel
+from dasc.cache.simulation.cost_model import MAX_SECONDS, CostModel
 
 STEP_COSTS = (
     "step_s",
@@ -25,6 +25,8 @@ STEP_COSTS = (
 """Constants fitted from forward passes, in the order of the columns of :func:`step_columns`."""
 
 _ROUNDS = 10
+_MIN_SECONDS = 1e-12  # shorter than any clock tells
+_MAX_COUNT = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Fit:
         mean_error: mean of the absolute errors.
         worst_error: the largest absolute error.
         total_error: of the sum of all times, signed.
-        undetermined: constants that the records do not tell apart or say nothing about; 0 when nothing speaks for more.
+        undetermined: constants that the records do not tell apart or say nothing about: one value of many, often 0.
     """
 
     kind: str
@@ -55,6 +57,12 @@ class Calibration:
     cost: CostModel
     fits: tuple[Fit, ...]
     unmeasured: tuple[str, ...]
+
+    @property
+    def determined(self) -> dict[str, float]:
+        """The constants that have one value only by the records. The others must come from elsewhere."""
+        left_out = {*self.unmeasured, *(name for fit in self.fits for name in fit.undetermined)}
+        return {name: value for name, value in asdict(self.cost).items() if name not in left_out}
 
 
 def step_columns(steps: Sequence[StepRecord]) -> NDArray[np.float64]:
@@ -145,7 +153,8 @@ Record = TypeVar("Record", StepRecord, TransferRecord)
 def read_records(path: str | os.PathLike[str]) -> tuple[list[StepRecord], list[TransferRecord]]:
     """Read ``{"steps": [...], "transfers": [...]}``, each entry an object with the fields of its record.
 
-    Either list may be missing; other keys are ignored.
+    Either list may be missing; other keys are ignored. Counts are whole numbers of 64 bits; times are 0 or from 1e-12
+    to 1e6 s.
 
     Raises:
         ValueError: naming the file and the first entry that is wrong.
@@ -175,6 +184,14 @@ def _records(path: str | os.PathLike[str], data: dict[str, Any], key: str, recor
                     raise ValueError(
                         f"{path}: {key}[{number}].kind must be one of {get_args(TransferKind)}, got {value!r}"
                     )
-            elif not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
-                raise ValueError(f"{path}: {key}[{number}].{name} must be a number not below 0, got {value!r}")
+            elif name == "seconds":
+                if type(value) not in (int, float) or not (value == 0 or _MIN_SECONDS <= value <= MAX_SECONDS):
+                    raise ValueError(
+                        f"{path}: {key}[{number}].seconds must be 0 or from {_MIN_SECONDS:g} to {MAX_SECONDS:.0f}, "
+                        f"got {value!r:.60}"
+                    )
+            elif type(value) is not int or not 0 <= value <= _MAX_COUNT:
+                raise ValueError(
+                    f"{path}: {key}[{number}].{name} must be a whole number from 0 to 2^63 - 1, got {value!r:.60}"
+                )
     return [record_type(**entry) for entry in entries]
