@@ -12,7 +12,7 @@ MAX_TOKENS = 1 << 40
 _MAX_BYTES = 1 << 60
 _UNITS = {"": 1, "B": 1} | {
     f"{prefix}{suffix}": base**power
-    for power, prefix in enumerate("KMGT", start=1)
+    for power, prefix in enumerate("KMGTP", start=1)
     for suffix, base in (("iB", 1024), ("B", 1000))
 }
 
