@@ -53,7 +53,8 @@ def chunk_gdn(
     """Gated DeltaNet in blocks of ``chunk_size`` tokens (eq. 1 with one decay a head), for prefill.
 
     Computed in FP32, or in FP64 when any input is FP64. No exponential of a positive number is taken, so any
-    ``g <= 0``, ``-inf`` included, is safe. Inputs may be strided and are never written to.
+    ``g <= 0``, ``-inf`` included, is safe. Decays below 4e-35 in FP32 (for KDA, 6e-18 between tokens of one block) are
+    taken for zero. Inputs may be strided and are never written to.
 
     Args:
         q: ``[B, T, H, K]``.

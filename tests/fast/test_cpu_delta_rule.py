@@ -203,8 +203,8 @@ def test_no_tokens_and_no_sequences_give_no_output_and_the_initial_state(channel
 @BOTH
 def test_nan_stays_in_its_sequence(channel_gate):
     """Also where sequences share a block, the shorter ones filled up, and where they are neighbours in memory."""
-    lengths = [4, 70, 9, 1]
-    inputs = DeltaRuleCase(1, sum(lengths), 1, 2, 4, 3, channel_gate, states=4).build(torch.float32)
+    lengths = [4, 70, 0, 9, 1]
+    inputs = DeltaRuleCase(1, sum(lengths), 1, 2, 4, 3, channel_gate, states=5).build(torch.float32)
     edges = bounds(lengths)
     clean = chunk_of(channel_gate)(**inputs, cu_seqlens=edges)
     for sick, (start, stop) in enumerate(itertools.pairwise(edges.tolist())):
@@ -214,7 +214,7 @@ def test_nan_stays_in_its_sequence(channel_gate):
                 t[:, start:stop] = torch.nan
         poisoned["initial_state"][sick] = torch.nan
         got = chunk_of(channel_gate)(**poisoned, cu_seqlens=edges)
-        others = [n for n in range(4) if n != sick]
+        others = [n for n in range(5) if n != sick]
         assert torch.equal(got.final_state[others], clean.final_state[others])
         assert torch.equal(got.o[:, :start], clean.o[:, :start])
         assert torch.equal(got.o[:, stop:], clean.o[:, stop:])
@@ -227,8 +227,8 @@ def test_very_many_short_sequences_are_one_step(channel_gate, monkeypatch):
     """Fault 35: 70,000 sequences of one token."""
     N, steps = 70_000, []
     inputs = DeltaRuleCase(1, N, 1, 1, 2, 1, channel_gate, with_state=False).build(torch.float32)
-    block = delta_rule._block
-    monkeypatch.setattr(delta_rule, "_block", lambda *args: steps.append(1) or block(*args))
+    run_round = delta_rule._round
+    monkeypatch.setattr(delta_rule, "_round", lambda *args: steps.append(1) or run_round(*args))
     for run in (chunk_of(channel_gate), decode_of(channel_gate)):
         got = run(**inputs, cu_seqlens=torch.arange(N + 1))
         expected = recurrent_of(channel_gate)(**inputs, cu_seqlens=torch.arange(N + 1))
@@ -240,8 +240,8 @@ def test_very_many_short_sequences_are_one_step(channel_gate, monkeypatch):
 @BOTH
 def test_a_decode_step_of_a_batch_is_one_step(channel_gate, monkeypatch):
     inputs = DeltaRuleCase(50, 1, 2, 2, 8, 5, channel_gate).build()
-    steps, block = [], delta_rule._block
-    monkeypatch.setattr(delta_rule, "_block", lambda *args: steps.append(1) or block(*args))
+    steps, run_round = [], delta_rule._round
+    monkeypatch.setattr(delta_rule, "_round", lambda *args: steps.append(1) or run_round(*args))
     assert_same(decode_of(channel_gate)(**inputs), recurrent_of(channel_gate)(**inputs))
     assert len(steps) == 1
 
@@ -365,4 +365,4 @@ def test_is_no_less_exact_than_transformers_at_the_size_of_models(channel_gate, 
     o, final = peer(*per_token, initial_state=x["initial_state"].mT.contiguous(), output_final_state=True)
     ours, theirs = errors(chunk_of(channel_gate)(**x), exact), errors(DeltaRuleOutput(o, final.mT), exact)
     for part in range(2):
-        assert ours[part].max() <= theirs[part].max()
+        assert ours[part].max() <= theirs[part].max().clamp(min=FP32_EPS)  # less than a rounding is as good as none

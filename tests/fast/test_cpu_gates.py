@@ -23,6 +23,8 @@ def assert_near(got, expected, ulps):
 @DTYPES
 @given(a=VALUES, A_log=VALUES, dt_bias=VALUES, lower_bound=st.sampled_from([-5.0, -0.1]))
 @example(a=-150.0, A_log=100.0, dt_bias=0.0, lower_bound=-5.0)
+@example(a=-50.0, A_log=100.0, dt_bias=0.0, lower_bound=-5.0)
+@example(a=1e30, A_log=-100.0, dt_bias=0.0, lower_bound=-5.0)
 @example(a=17.0, A_log=0.0, dt_bias=0.0, lower_bound=-5.0)
 @example(a=1.0, A_log=900.0, dt_bias=-1.0, lower_bound=-5.0)
 def test_gates_equal_the_reference_at_any_size(dtype, a, A_log, dt_bias, lower_bound):

@@ -37,6 +37,14 @@ def test_pack_equals_the_reference_bit_for_bit(case):
     assert_same_packed(fast.pack(state, conv, layout), reference.pack(state, conv, layout))
 
 
+@pytest.mark.parametrize("kind", ["gdn", "kda"])
+@pytest.mark.parametrize("value", [0.0, 1e-12, 3e-8, 1e30])
+def test_the_scale_of_small_and_large_units_is_the_references(kind, value):
+    """Eq. 8 keeps scales from zero."""
+    state, conv, layout = replace(KDA, kind=kind, dtypes=INT8).build()
+    assert_same_packed(fast.pack(state * value, conv, layout), reference.pack(state * value, conv, layout))
+
+
 @given(packing_cases(), st.booleans())
 def test_unpack_equals_the_reference_bit_for_bit(case, with_base):
     state, conv, layout = case.build()

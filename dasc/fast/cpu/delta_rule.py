@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dasc.contract import DeltaRuleOutput, DeltaRuleShape, check_delta_rule, compute_dtype, sequence_spans
-from dasc.fast.cpu.block import advance, gdn_factors, kda_factors
+from dasc.fast.cpu.block import Factors, advance, gdn_factors, kda_factors
 
 GROUP_ELEMENTS = 2**19  # of the largest tensor of a group; a few such tensors fit the second-level caches
 
@@ -144,8 +144,13 @@ def _block_width(tokens: int) -> int:
     return 1 << max(tokens - 1, 0).bit_length()
 
 
+def _at_once(C: int, K: int, V: int) -> int:
+    """So many blocks of ``C`` tokens of one value head make a tensor of ``GROUP_ELEMENTS``; at least one."""
+    return max(GROUP_ELEMENTS // max(V * K, 2 * C * K, 2 * C * C, C * V), 1)
+
+
 def _groups(longest_first: list[int], shape: DeltaRuleShape, chunk_size: int) -> Iterator[tuple[slice, slice, slice]]:
-    """Cut sequences and heads so that no tensor of a round has many more than ``GROUP_ELEMENTS``.
+    """Cut the sequences, and the heads where one sequence is already too much.
 
     Yields:
         Sequences (longest first), key heads, and the value heads that read them.
@@ -153,8 +158,7 @@ def _groups(longest_first: list[int], shape: DeltaRuleShape, chunk_size: int) ->
     ratio = shape.HV // shape.H
     first = 0
     while first < shape.N:
-        C = _block_width(min(longest_first[first], chunk_size))
-        at_once = GROUP_ELEMENTS // max(shape.V * shape.K, 2 * C * shape.K, 2 * C * C, C * shape.V)  # value heads
+        at_once = _at_once(_block_width(min(longest_first[first], chunk_size)), shape.K, shape.V)
         width = min(max(at_once // ratio, 1), shape.H)
         stop = min(first + max(at_once // (width * ratio), 1), shape.N)
         for head in range(0, shape.H, width):
@@ -166,53 +170,60 @@ def _groups(longest_first: list[int], shape: DeltaRuleShape, chunk_size: int) ->
 def _run_group(x: _Inputs, starts: Tensor, lengths: Tensor, state: Tensor, o: Tensor, chunk_size: int) -> None:
     """All blocks of some sequences, longest first; writes to ``state`` ``[n, HV, V, K]`` and to their rows of ``o``.
 
-    A sequence that ends inside a block has its last token repeated there, without decay and without writing. So a pad
-    changes nothing and never reads another sequence.
+    A round takes one block of each, or several while all are long enough and there is room. A sequence that ends inside
+    a block has its last token repeated there, without decay and without writing. So a pad changes nothing and never
+    reads another sequence.
     """
-    for first in range(0, int(lengths[0]), chunk_size):
-        live = int((lengths > first).sum())
+    longest_first = lengths.tolist()
+    live, first = len(longest_first), 0
+    while first < longest_first[0]:
+        while longest_first[live - 1] <= first:
+            live -= 1
+        tokens = min(longest_first[0] - first, chunk_size)
+        C = _block_width(tokens)
+        blocks = 1
+        if tokens == C:
+            room = _at_once(C, x.k.shape[-1], x.v.shape[-1]) // (live * x.v.shape[-2])
+            blocks = max(min((longest_first[live - 1] - first) // C, room), 1)
         begin = starts[:live] + first
-        left = (lengths[:live] - first).clamp(max=chunk_size)
-        C = _block_width(int(left[0]))
-        within = torch.arange(C, device=o.device)
-        real = within < left[:, None]  # [live, C]
-        rows: Tensor | slice
-        if live == 1 and left[0] == C:  # one long sequence: views in place of gathered copies
-            rows = slice(int(begin), int(begin) + C)
-            o[rows] = _block(x, rows, real, state[:1])
+        if live == 1 and tokens == C:  # one long sequence: views in place of gathered copies
+            rows = slice(int(begin), int(begin) + blocks * C)
+            o[rows] = _round(x, rows, C, None, state[:1])
         else:
-            rows = (begin[:, None] + within.minimum(left[:, None] - 1)).flatten()
-            kept = real.flatten()
-            o[rows[kept]] = _block(x, rows, real, state[:live])[kept].to(o.dtype)
+            left = (lengths[:live, None] - first).clamp(max=blocks * chunk_size)
+            within = torch.arange(blocks * C).view(blocks, 1, C)
+            at = (begin[:, None] + within.minimum(left - 1)).flatten()
+            pad = (within >= left).flatten(0, 1)
+            out = _round(x, at, C, pad, state[:live])
+            kept = ~pad.flatten()
+            o[at[kept]] = out[kept].to(o.dtype)
+        first += blocks * chunk_size
 
 
-def _block(x: _Inputs, rows: Tensor | slice, real: Tensor, state: Tensor) -> Tensor:
-    """One block of ``n`` sequences.
+def _round(x: _Inputs, rows: Tensor | slice, C: int, pad: Tensor | None, state: Tensor) -> Tensor:
+    """One or several blocks of ``C`` tokens of each of ``n`` sequences.
 
     Args:
         x: of ``H`` key heads and ``HV`` value heads.
-        rows: ``n * C`` of the inputs' rows, sequence by sequence.
-        real: ``[n, C]``, false for pads.
-        state: ``[n, HV, V, K]``, written to.
+        rows: of the inputs: a block of each sequence, then the next of each.
+        C: a power of two.
+        pad: ``[len(rows) / C, C]``, true where a row only fills up a block; ``None`` where none does.
+        state: ``[n, HV, V, K]`` contiguous, before these blocks and then after them.
 
     Returns:
-        Outputs, ``[n * C, HV, V]``.
+        Outputs, ``[len(rows), HV, V]``.
     """
-    (n, C), (_, HV, V, K) = real.shape, state.shape
-    # [n, heads, C, ..]
-    q, k, v, g, beta = (tensor[rows].view(n, C, *tensor.shape[1:]).transpose(1, 2) for tensor in x[:5])
-    kq = state.new_empty(n, k.shape[1], C, 2, K)
-    kq[:, :, :, 0] = k
-    kq[:, :, :, 1] = q
+    # [blocks * n, heads, C, ..]
+    q, k, v, g, beta = (t[rows].view(-1, C, *t.shape[1:]).transpose(1, 2).to(x.dtype) for t in x[:5])
+    if pad is not None:
+        beta = beta.masked_fill(pad.unsqueeze(1), 0.0)
+        g = g.masked_fill(pad.view(-1, 1, C, *[1] * (g.ndim - 3)), 0.0)
     if x.l2norm:
-        kq /= (kq.square().sum(dim=-1, keepdim=True) + 1e-6).sqrt()
-    kq[:, :, :, 1] *= x.scale
-    pad = ~real.unsqueeze(1)  # [n, 1, C]
-    if g.ndim == 4:
-        factors = kda_factors(kq, g.to(x.dtype).masked_fill(pad.unsqueeze(-1), 0.0).contiguous())
-    else:
-        factors = gdn_factors(kq, g.to(x.dtype).masked_fill(pad, 0.0))
-    v = v.to(x.dtype).reshape(n * HV, C, V)
-    beta = beta.to(x.dtype).masked_fill(pad, 0.0).reshape(n * HV, C, 1)
-    out = advance(factors, v, beta, state.view(n * HV, V, K))
-    return out.view(n, HV, C, V).transpose(1, 2).flatten(0, 1)
+        q, k = (t / (t.square().sum(dim=-1, keepdim=True) + 1e-6).sqrt() for t in (q, k))
+    factors = (gdn_factors if g.ndim == 3 else kda_factors)(q, k, g, beta)
+    written = torch.mul(v, beta.unsqueeze(-1), out=state.new_empty(v.shape)).flatten(0, 1)
+    o, state = torch.empty_like(written), state.flatten(0, 1)
+    for begin in range(0, len(o), len(state)):
+        block = slice(begin, begin + len(state))
+        advance(Factors(*(t[block] for t in factors)), written[block], x.scale, state, o[block])
+    return o.view(v.shape).transpose(1, 2).flatten(0, 1)
