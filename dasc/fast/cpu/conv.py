@@ -41,17 +41,17 @@ def causal_conv1d(
         piece = rows[first - before : first + step].to(dtype)
         y[first : first + step] = _filter(piece, taps, offset, activation)
     # .. and each sequence's first rows again, after its state.
-    at = torch.arange(before)
-    head = rows[(starts[:, None] + at).clamp(max=B * T - 1)].to(dtype)
-    real = at < lengths[:, None]
-    y[(starts[:, None] + at)[real]] = _filter(torch.cat([state, head], dim=1), taps, offset, activation)[real].to(
-        y.dtype
-    )
+    first_tokens = torch.arange(min(before, int(lengths.max())))
+    at = (starts[:, None] + first_tokens).clamp(max=B * T - 1)
+    head = torch.cat([state, rows[at].to(dtype)], dim=1)
+    real = first_tokens < lengths[:, None]
+    y[at[real]] = _filter(head, taps, offset, activation)[real].to(y.dtype)
 
-    position = lengths[:, None] - before + at  # of the rows that remain; below 0 they are the state's
-    last = rows[(starts[:, None] + position).clamp(0, B * T - 1)].to(dtype)
-    old = state.gather(1, (position + before).clamp(max=before - 1).unsqueeze(-1).expand(-1, -1, C))
-    final_state = torch.where(position.unsqueeze(-1) < 0, old, last)
+    # the last rows: of a short sequence they are still in `head`
+    last = torch.arange(before)
+    final_state = head[torch.arange(N)[:, None], lengths.clamp(max=before)[:, None] + last]
+    long = lengths > before
+    final_state[long] = rows[(starts + lengths - before)[long, None] + last].to(dtype)
     return ConvOutput(y.view(x.shape), final_state.mT.contiguous())
 
 

@@ -124,18 +124,25 @@ def _run(
     starts = starts[order]
     q, k, v, g, beta = (x.flatten(0, 1) for x in (q, k, v, g, beta))
     o = v.new_empty(shape.B * shape.T, shape.HV, shape.V)
-    final_state = q.new_empty(shape.N, shape.HV, shape.V, shape.K, dtype=dtype)
+    states = q.new_empty(shape.N, shape.HV, shape.V, shape.K, dtype=dtype)  # longest sequence first
     with torch.autocast(q.device.type, enabled=False):
         for group, key_heads, heads in _groups(lengths.tolist(), shape, chunk_size):
-            members = order[group]
-            state = final_state.new_zeros(len(members), heads.stop - heads.start, shape.V, shape.K)
-            if initial_state is not None:
+            state = states[group, heads]
+            if initial_state is None:
+                state.zero_()
+            else:
+                members = group if cu_seqlens is None else order[group]  # sequences of one length stay in place
                 state.copy_(initial_state[:, heads][members])
             inputs = _Inputs(
                 q[:, key_heads], k[:, key_heads], v[:, heads], g[:, heads], beta[:, heads], scale, use_qk_l2norm, dtype
             )
-            _run_group(inputs, starts[group], lengths[group], state, o[:, heads], chunk_size)
-            final_state[:, heads][members] = state
+            if lengths[group.start] > 1:
+                transposed = state.mT.contiguous()
+                _run_group(inputs, starts[group], lengths[group], transposed, o[:, heads], chunk_size)
+                state.copy_(transposed.mT)
+            else:  # one step does not pay for turning the state over
+                _run_group(inputs, starts[group], lengths[group], state.mT, o[:, heads], chunk_size)
+    final_state = states if cu_seqlens is None else torch.empty_like(states).index_copy_(0, order, states)
     return DeltaRuleOutput(o.view(shape.B, shape.T, shape.HV, shape.V), final_state)
 
 
@@ -168,31 +175,29 @@ def _groups(longest_first: list[int], shape: DeltaRuleShape, chunk_size: int) ->
 
 
 def _run_group(x: _Inputs, starts: Tensor, lengths: Tensor, state: Tensor, o: Tensor, chunk_size: int) -> None:
-    """All blocks of some sequences, longest first; writes to ``state`` ``[n, HV, V, K]`` and to their rows of ``o``.
+    """All blocks of some sequences, longest first; writes to ``state`` ``[n, HV, K, V]`` and to their rows of ``o``.
 
     A round takes one block of each, or several while all are long enough and there is room. A sequence that ends inside
     a block has its last token repeated there, without decay and without writing. So a pad changes nothing and never
     reads another sequence.
     """
-    longest_first = lengths.tolist()
+    longest_first, first_row = lengths.tolist(), int(starts[0])
     live, first = len(longest_first), 0
     while first < longest_first[0]:
         while longest_first[live - 1] <= first:
             live -= 1
         tokens = min(longest_first[0] - first, chunk_size)
         C = _block_width(tokens)
-        blocks = 1
-        if tokens == C:
-            room = _at_once(C, x.k.shape[-1], x.v.shape[-1]) // (live * x.v.shape[-2])
-            blocks = max(min((longest_first[live - 1] - first) // C, room), 1)
-        begin = starts[:live] + first
+        room = _at_once(C, x.k.shape[-1], x.v.shape[-1]) // (live * x.v.shape[-2])
+        blocks = max(min((longest_first[live - 1] - first) // C, room), 1)
         if live == 1 and tokens == C:  # one long sequence: views in place of gathered copies
-            rows = slice(int(begin), int(begin) + blocks * C)
+            begin = first_row + first
+            rows = slice(begin, begin + blocks * C)
             o[rows] = _round(x, rows, C, None, state[:1])
         else:
             left = (lengths[:live, None] - first).clamp(max=blocks * chunk_size)
             within = torch.arange(blocks * C).view(blocks, 1, C)
-            at = (begin[:, None] + within.minimum(left - 1)).flatten()
+            at = (starts[:live, None] + first + within.minimum(left - 1)).flatten()
             pad = (within >= left).flatten(0, 1)
             out = _round(x, at, C, pad, state[:live])
             kept = ~pad.flatten()
@@ -208,7 +213,7 @@ def _round(x: _Inputs, rows: Tensor | slice, C: int, pad: Tensor | None, state: 
         rows: of the inputs: a block of each sequence, then the next of each.
         C: a power of two.
         pad: ``[len(rows) / C, C]``, true where a row only fills up a block; ``None`` where none does.
-        state: ``[n, HV, V, K]`` contiguous, before these blocks and then after them.
+        state: ``[n, HV, K, V]``, before these blocks and then after them.
 
     Returns:
         Outputs, ``[len(rows), HV, V]``.
@@ -222,7 +227,7 @@ def _round(x: _Inputs, rows: Tensor | slice, C: int, pad: Tensor | None, state: 
         q, k = (t / (t.square().sum(dim=-1, keepdim=True) + 1e-6).sqrt() for t in (q, k))
     factors = (gdn_factors if g.ndim == 3 else kda_factors)(q, k, g, beta)
     written = torch.mul(v, beta.unsqueeze(-1), out=state.new_empty(v.shape)).flatten(0, 1)
-    o, state = torch.empty_like(written), state.flatten(0, 1)
+    o, state = torch.empty_like(written), state.view(-1, *state.shape[2:])  # never a copy
     for begin in range(0, len(o), len(state)):
         block = slice(begin, begin + len(state))
         advance(Factors(*(t[block] for t in factors)), written[block], x.scale, state, o[block])
