@@ -7,6 +7,7 @@ the decay.
 from __future__ import annotations
 
 import itertools
+import math
 from typing import NamedTuple
 
 import torch
@@ -68,6 +69,39 @@ class DenseState(NamedTuple):
 
     temporal: Tensor
     conv: Tensor
+
+
+class DecayGate(NamedTuple):
+    """A layer's gates (eq. 2). Given one, a pooled recurrence takes the raw gate input ``a`` as ``g`` and the raw logit
+    of the update strength as ``beta``, and computes both gates itself.
+
+    Attributes:
+        A_log: ``[HV]``.
+        dt_bias: ``[HV]`` (GDN) or ``[HV, K]`` (KDA).
+        lower_bound: ``None`` for the softplus gate; of the safe gate otherwise, negative and finite.
+        allow_neg_eigval: ``beta = 2 sigmoid(logit)`` in place of ``sigmoid(logit)``.
+    """
+
+    A_log: Tensor
+    dt_bias: Tensor
+    lower_bound: float | None = None
+    allow_neg_eigval: bool = False
+
+
+class RefreshMerge(NamedTuple):
+    """The suffix refresh in the same pass as the tokens that follow (section 4.2).
+
+    Sequence ``n`` starts from zero, its first ``tokens[n]`` tokens are the replay. After them the global units are
+    taken from the pool's state, the local ones from the replay, and the sequence goes on. With ``tokens[n] = 0`` it
+    starts from the pool's state.
+
+    Attributes:
+        keep: bool, ``[HV]`` (GDN) or ``[HV, K]`` (KDA), true for the global units.
+        tokens: ``[N]`` int64.
+    """
+
+    keep: Tensor
+    tokens: Tensor
 
 
 class DeltaRuleShape(NamedTuple):
@@ -173,6 +207,82 @@ def check_delta_rule(
     return DeltaRuleShape(B, T, H, HV, K, V, N)
 
 
+def check_pooled(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    pool: Tensor,
+    state_indices: Tensor,
+    *,
+    channel_gate: bool,
+    gate: DecayGate | None = None,
+    cu_seqlens: Tensor | None = None,
+    refresh: RefreshMerge | None = None,
+    one_token: bool = False,
+) -> DeltaRuleShape:
+    """The one validator of ``prefill_*`` and ``decode_*``.
+
+    What is on a GPU is not read: there, indices outside the pool, the same index twice and replays longer than their
+    sequence are the caller's to avoid.
+
+    Args:
+        channel_gate: as in :func:`check_delta_rule`.
+        one_token: each sequence must have one token (decode).
+
+    Raises:
+        ValueError: naming the argument, what was expected and what came.
+    """
+    shape = check_delta_rule(q, k, v, g, beta, channel_gate=channel_gate, cu_seqlens=cu_seqlens)
+    if one_token and shape.T != 1:
+        raise ValueError(f"q must hold one token a sequence, [N, 1, H, K], got T = {shape.T}")
+    if not isinstance(pool, Tensor) or not pool.is_floating_point() or pool.device != q.device or pool.ndim != 4:
+        got = f"{pool.dtype} {list(pool.shape)} on {pool.device}" if isinstance(pool, Tensor) else type(pool).__name__
+        raise ValueError(f"pool must be floating-point [S, HV, V, K] on {q.device}, got {got}")
+    S = pool.shape[0]
+    _expect("pool", pool, (S, shape.HV, shape.V, shape.K), "[S, HV, V, K]")
+    _expect_integers("state_indices", state_indices, shape.N, q.device)
+    if gate is not None:
+        check_gate(g, gate.A_log, gate.dt_bias)
+        _expect("gate.A_log", gate.A_log, (shape.HV,), "[HV]")
+        if gate.lower_bound is not None and not (math.isfinite(gate.lower_bound) and gate.lower_bound < 0):
+            raise ValueError(f"gate.lower_bound must be negative and finite, got {gate.lower_bound}")
+    if refresh is not None:
+        units, axes = ((shape.HV, shape.K), "[HV, K]") if channel_gate else ((shape.HV,), "[HV]")
+        if refresh.keep.dtype != torch.bool:
+            raise ValueError(f"refresh.keep must be torch.bool, got {refresh.keep.dtype}")
+        _expect("refresh.keep", refresh.keep, units, axes)
+        _expect_integers("refresh.tokens", refresh.tokens, shape.N, q.device)
+    if q.device.type == "cpu":
+        _check_state_indices(state_indices, S)
+        if refresh is not None:
+            lengths = sequence_spans(shape.B, shape.T, cu_seqlens, q.device)[1]
+            if not bool(((refresh.tokens >= 0) & (refresh.tokens <= lengths)).all()):
+                raise ValueError(
+                    "refresh.tokens must be from 0 to the length of its sequence, "
+                    f"got {refresh.tokens.tolist()} for lengths {lengths.tolist()}"
+                )
+    return shape
+
+
+def _expect_integers(name: str, tensor: Tensor, count: int, device: torch.device) -> None:
+    if (
+        not isinstance(tensor, Tensor)
+        or tensor.dtype not in (torch.int32, torch.int64)
+        or tuple(tensor.shape) != (count,)
+        or tensor.device != device
+    ):
+        got = f"{tensor.dtype} {list(tensor.shape)} on {tensor.device}" if isinstance(tensor, Tensor) else type(tensor)
+        raise ValueError(f"{name} must be int32 or int64 [{count}] on {device}, got {got}")
+
+
+def _check_state_indices(state_indices: Tensor, slots: int, lowest: int = -1, name: str = "state_indices") -> None:
+    real = state_indices[state_indices >= 0]
+    if bool(((state_indices < lowest) | (state_indices >= slots)).any()) or len(real.unique()) < len(real):
+        raise ValueError(f"{name} must be distinct and from {lowest} to {slots - 1}, got {state_indices.tolist()}")
+
+
 def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
     """Promotion of the inputs' dtypes with FP32: FP32 at least, FP64 when any input is FP64."""
     dtype = torch.float32
@@ -273,6 +383,39 @@ def check_unpack(packed: PackedState, layout: Layout, base: Tensor | None) -> in
     if base is not None:
         _expect_stored("base", base, _batched(geometry.state_shape, N), dtypes.temporal)
     return N
+
+
+def check_slots(
+    native: DenseState, native_slots: Tensor, store: PackedState, store_slots: Tensor, layout: Layout, written: str
+) -> int:
+    """Validate the arguments of ``pack_slots`` and ``unpack_slots`` and return the number of checkpoints.
+
+    Args:
+        written: ``"native"`` or ``"store"``: the pool that is written to; its slots must be distinct.
+
+    Raises:
+        ValueError: naming the argument, what was expected and what came. Slots on a GPU are not read.
+    """
+    geometry, dtypes = layout.geometry, layout.dtypes
+    _check_width(layout)
+    if native.temporal.ndim != 5 or store.conv.ndim != 4:
+        raise ValueError(
+            "native.temporal must be [L, S, HV, V, K] and store.conv [L, slots, channels, width - 1], "
+            f"got {list(native.temporal.shape)} and {list(store.conv.shape)}"
+        )
+    sizes = {"native": native.temporal.shape[1], "store": store.conv.shape[1]}
+    _expect_stored("native.temporal", native.temporal, _batched(geometry.state_shape, sizes["native"]), dtypes.temporal)
+    _expect_stored("native.conv", native.conv, _batched(geometry.conv_shape, sizes["native"]), dtypes.conv)
+    check_unpack(store, layout, None)
+    device, count = native.temporal.device, native_slots.numel()
+    for name, slots in (("native", native_slots), ("store", store_slots)):
+        _expect_integers(f"{name}_slots", slots, count, device)
+        if device.type == "cpu":
+            if name == written:
+                _check_state_indices(slots, sizes[name], 0, f"{name}_slots")
+            elif bool(((slots < 0) | (slots >= sizes[name])).any()):
+                raise ValueError(f"{name}_slots must be from 0 to {sizes[name] - 1}, got {slots.tolist()}")
+    return count
 
 
 def _check_width(layout: Layout) -> None:

@@ -3,7 +3,7 @@
 :mod:`dasc.fast` offers the same names with the same signatures.
 """
 
-from dasc.contract import ConvOutput, DenseState, PackedState
+from dasc.contract import ConvOutput, DecayGate, DenseState, PackedState, RefreshMerge
 from dasc.reference.chunk import chunk_gdn, chunk_kda
 from dasc.reference.conv import causal_conv1d
 from dasc.reference.gates import beta_gate, safe_gate, softplus_gate
@@ -20,7 +20,7 @@ from dasc.reference.horizons import (
     static_horizons,
 )
 from dasc.reference.int8 import Quantized, dequantize, quantize
-from dasc.reference.packing import pack, unpack
+from dasc.reference.packing import pack, pack_slots, unpack, unpack_slots
 from dasc.reference.placement import (
     assign_bundles,
     assign_bundles_literal,
@@ -32,6 +32,7 @@ from dasc.reference.placement import (
     permute_heads,
     place,
 )
+from dasc.reference.pooled import decode_gdn, decode_kda, prefill_gdn, prefill_kda
 from dasc.reference.recurrent import recurrent_gdn, recurrent_kda
 from dasc.reference.refresh import (
     AttentionLayer,
@@ -57,6 +58,7 @@ __all__ = [
     "AttentionLayer",
     "Calibration",
     "ConvOutput",
+    "DecayGate",
     "DenseState",
     "LayerFractions",
     "MedianIQR",
@@ -65,6 +67,7 @@ __all__ = [
     "Quantized",
     "RecurrentLayer",
     "RecurrentState",
+    "RefreshMerge",
     "assign_bundles",
     "assign_bundles_literal",
     "balance_storage",
@@ -74,6 +77,8 @@ __all__ = [
     "causal_conv1d",
     "chunk_gdn",
     "chunk_kda",
+    "decode_gdn",
+    "decode_kda",
     "dequantize",
     "empirical_horizons",
     "head_order",
@@ -85,8 +90,11 @@ __all__ = [
     "next_pow2",
     "one_step_decay",
     "pack",
+    "pack_slots",
     "permute_heads",
     "place",
+    "prefill_gdn",
+    "prefill_kda",
     "quantize",
     "random_mask",
     "recurrent_gdn",
@@ -103,5 +111,6 @@ __all__ = [
     "suffix_refresh",
     "unit_windows",
     "unpack",
+    "unpack_slots",
     "within_layer_spearman",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ class Quantized(NamedTuple):
     scales: Tensor
 
 
-def quantize(values: Tensor, v_dim: int) -> Quantized:
+def quantize(values: Tensor, v_dim: int, *, broken: Literal["raise", "nan"] = "raise") -> Quantized:
     """Quantise with one scale for each ``(layer, head, k)``, shared over ``V`` (eq. 8).
 
     ``s = max(max_v |S|, 1e-8) / 127`` and ``q = clip(round(S / s), -127, 127)`` in FP32, halves rounded to even. The
@@ -32,19 +32,22 @@ def quantize(values: Tensor, v_dim: int) -> Quantized:
     Args:
         values: temporal state or packed units, floating point, finite in FP32.
         v_dim: its ``V`` axis: ``-2`` for ``[..., V, K]``, ``-1`` for packed KDA channels ``[..., V]``.
+        broken: what becomes of values that share a scale with NaN or infinity: an error, or ``q = 0`` and a scale of
+            NaN, so that they load as NaN.
 
     Raises:
-        ValueError: for values of another dtype, or NaN or infinity: no scale stores them, and saturating would hide a
-            broken state.
+        ValueError: for values of another dtype, or NaN or infinity unless ``broken`` is ``"nan"``: no scale stores
+            them, and saturating would hide a broken state.
     """
     if not values.is_floating_point():
         raise ValueError(f"values must be floating point, got {values.dtype}")
     state = values.float()
-    if not torch.isfinite(state).all():
+    finite = torch.isfinite(state).all(dim=v_dim, keepdim=True)
+    if broken == "raise" and not finite.all():
         raise ValueError("values must be finite in float32 to be stored as INT8, got NaN or infinity")
     absmax = state.abs().amax(dim=v_dim, keepdim=True)
-    scales = absmax.clamp(min=MIN_ABSMAX) / QMAX
-    q = torch.round(state / scales).clamp(-QMAX, QMAX)
+    scales = torch.where(finite, absmax.clamp(min=MIN_ABSMAX) / QMAX, torch.nan)
+    q = torch.where(finite, torch.round(state / scales).clamp(-QMAX, QMAX), 0)
     return Quantized(q.to(torch.int8), scales.squeeze(v_dim).to(values.dtype))
 
 

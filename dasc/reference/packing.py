@@ -5,11 +5,13 @@ One rank's units only: a storage-balanced slot, whose width is not what its rank
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from einops import rearrange
 from torch import Tensor
 
-from dasc.contract import DenseState, PackedState, check_pack, check_unpack, slots_shape
+from dasc.contract import DenseState, PackedState, check_pack, check_slots, check_unpack, slots_shape
 from dasc.geometry import StateGeometry
 from dasc.layout import Layout, RaggedLayout
 from dasc.reference.int8 import dequantize, quantize
@@ -68,10 +70,14 @@ def pack(state: Tensor, conv: Tensor, layout: Layout) -> PackedState:
             store.
     """
     check_pack(state, conv, layout)
+    return _pack(state, conv, layout, broken="raise")
+
+
+def _pack(state: Tensor, conv: Tensor, layout: Layout, broken: Literal["raise", "nan"]) -> PackedState:
     retained = _to_units(state, layout.geometry)[:, layout.unit_index]
     if not layout.dtypes.int8:
         return PackedState(_to_slots(retained, layout), conv.clone(), None)
-    q, scales = quantize(retained, _v_dim(layout.geometry))
+    q, scales = quantize(retained, _v_dim(layout.geometry), broken=broken)
     return PackedState(_to_slots(q, layout), conv.clone(), _to_slots(scales, layout))
 
 
@@ -98,3 +104,68 @@ def unpack(packed: PackedState, layout: Layout, base: Tensor | None = None) -> D
     units = _to_units(base, geometry).clone()
     units[:, layout.unit_index] = retained
     return DenseState(_from_units(units, geometry).contiguous(), packed.conv.clone())
+
+
+def pack_slots(
+    native: DenseState, native_slots: Tensor, store: PackedState, store_slots: Tensor, layout: Layout
+) -> None:
+    """Store from pool to pool: :func:`pack` of the states in ``native_slots`` into ``store_slots``, in place.
+
+    Padding inside a written slot becomes zero. Values are not checked: in INT8, what shares a scale with NaN or
+    infinity is stored so that it loads as NaN.
+
+    Args:
+        native: pool of dense states, ``[L, S, HV, V, K]`` and ``[L, S, channels, width - 1]`` in any strides.
+        native_slots: ``[n]`` integers.
+        store: pool of slots, as :class:`~dasc.contract.PackedState` with ``N`` slots; written to.
+        store_slots: ``[n]`` integers, all different.
+        layout: of this rank; its slot must have room for every unit that it retains.
+
+    Raises:
+        ValueError: as :func:`dasc.contract.check_slots`.
+    """
+    check_slots(native, native_slots, store, store_slots, layout, written="store")
+    for source, target in zip(native_slots.tolist(), store_slots.tolist()):
+        packed = _pack(native.temporal[:, [source]], native.conv[:, [source]], layout, broken="nan")
+        for part, stored in zip(_one_slot(store, target, layout), packed):
+            if part is not None and stored is not None:
+                part.copy_(stored)
+
+
+def unpack_slots(
+    store: PackedState,
+    store_slots: Tensor,
+    native: DenseState,
+    native_slots: Tensor,
+    layout: Layout,
+    *,
+    omitted: Literal["zero", "leave"] = "zero",
+) -> None:
+    """Load from pool to pool: :func:`unpack` of ``store_slots`` into ``native_slots``, in place.
+
+    Args:
+        store: as in :func:`pack_slots`.
+        store_slots: ``[n]`` integers.
+        native: as in :func:`pack_slots`; written to.
+        native_slots: ``[n]`` integers, all different.
+        layout: as in :func:`pack_slots`.
+        omitted: the units that were not stored become zero (NR) or are left as they are in ``native`` (WR).
+
+    Raises:
+        ValueError: as :func:`dasc.contract.check_slots`, or for another ``omitted``.
+    """
+    check_slots(native, native_slots, store, store_slots, layout, written="native")
+    if omitted not in ("zero", "leave"):
+        raise ValueError(f"omitted must be 'zero' or 'leave', got {omitted!r}")
+    for source, target in zip(store_slots.tolist(), native_slots.tolist()):
+        base = native.temporal[:, [target]] if omitted == "leave" else None
+        dense = unpack(_one_slot(store, source, layout), layout, base)
+        native.temporal[:, [target]] = dense.temporal
+        native.conv[:, [target]] = dense.conv
+
+
+def _one_slot(store: PackedState, slot: int, layout: Layout) -> PackedState:
+    """Views of one slot of a pool."""
+    one = slice(slot, slot + 1)
+    at = (one,) if isinstance(layout, RaggedLayout) else (slice(None), one)
+    return PackedState(store.temporal[at], store.conv[:, one], None if store.scales is None else store.scales[at])

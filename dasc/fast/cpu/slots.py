@@ -1,0 +1,52 @@
+"""Checkpoints from pool to pool on the CPU."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dasc.contract import DenseState, PackedState, check_slots
+from dasc.fast.cpu.packing import pack, unpack
+from dasc.layout import Layout, RaggedLayout
+
+
+@torch.no_grad()
+def pack_slots(
+    native: DenseState, native_slots: Tensor, store: PackedState, store_slots: Tensor, layout: Layout
+) -> None:
+    """Store ``n`` states; see :func:`dasc.fast.pack_slots`."""
+    check_slots(native, native_slots, store, store_slots, layout, written="store")
+    for source, target in zip(native_slots.tolist(), store_slots.tolist()):
+        packed = pack(native.temporal[:, [source]], native.conv[:, [source]], layout)
+        for part, stored in zip(_one_slot(store, target, layout), packed):
+            if part is not None and stored is not None:
+                part.copy_(stored)
+
+
+@torch.no_grad()
+def unpack_slots(
+    store: PackedState,
+    store_slots: Tensor,
+    native: DenseState,
+    native_slots: Tensor,
+    layout: Layout,
+    *,
+    omitted: Literal["zero", "leave"] = "zero",
+) -> None:
+    """Load ``n`` states; see :func:`dasc.fast.unpack_slots`."""
+    check_slots(native, native_slots, store, store_slots, layout, written="native")
+    if omitted not in ("zero", "leave"):
+        raise ValueError(f"omitted must be 'zero' or 'leave', got {omitted!r}")
+    for source, target in zip(store_slots.tolist(), native_slots.tolist()):
+        base = native.temporal[:, [target]] if omitted == "leave" else None
+        dense = unpack(_one_slot(store, source, layout), layout, base)
+        native.temporal[:, [target]] = dense.temporal
+        native.conv[:, [target]] = dense.conv
+
+
+def _one_slot(store: PackedState, slot: int, layout: Layout) -> PackedState:
+    one = slice(slot, slot + 1)
+    at = (one,) if isinstance(layout, RaggedLayout) else (slice(None), one)
+    return PackedState(store.temporal[at], store.conv[:, one], None if store.scales is None else store.scales[at])
