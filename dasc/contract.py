@@ -277,10 +277,11 @@ def _expect_integers(name: str, tensor: Tensor, count: int, device: torch.device
         raise ValueError(f"{name} must be int32 or int64 [{count}] on {device}, got {got}")
 
 
-def _check_state_indices(state_indices: Tensor, slots: int, lowest: int = -1, name: str = "state_indices") -> None:
-    real = state_indices[state_indices >= 0]
-    if bool(((state_indices < lowest) | (state_indices >= slots)).any()) or len(real.unique()) < len(real):
-        raise ValueError(f"{name} must be distinct and from {lowest} to {slots - 1}, got {state_indices.tolist()}")
+def _check_state_indices(indices: Tensor, slots: int, lowest: int = -1, name: str = "state_indices") -> None:
+    listed = indices.tolist()
+    real = [index for index in listed if index >= 0]
+    if any(not lowest <= index < slots for index in listed) or len(set(real)) < len(real):
+        raise ValueError(f"{name} must be distinct and from {lowest} to {slots - 1}, got {listed}")
 
 
 def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
