@@ -12,6 +12,7 @@ unit), so that one variable-split all-to-all moves them all.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -30,10 +31,10 @@ def row_bytes(layout: Layout) -> int:
 
 @dataclass(frozen=True)
 class PeerUnits:
-    """Consecutive units of one checkpoint that other ranks send or receive, grouped by that peer, peers ascending.
+    """Consecutive units of one checkpoint that go to other ranks or come from them, grouped by peer, peers ascending.
 
     Attributes:
-        first: the first of them: a local unit for what is sent, a row of the slot for what is received.
+        first: the first of them: a local unit of what is sent, a row of the slot of what is received.
         splits: ``[P]``, units of each peer.
     """
 
@@ -51,7 +52,7 @@ class PeerUnits:
         return slice(self.first, self.first + self.count)
 
     def groups(self) -> tuple[Tensor, Tensor]:
-        """Start and size of the peer's group that each unit ``j`` (from 0) is in, both int64 ``[count]``.
+        """Start and size of the peer's group that each unit ``j`` (counted from 0) is in, both int64 ``[count]``.
 
         In the buffer of ``n`` checkpoints, unit ``j`` of checkpoint ``i`` is row
         ``n * start[j] + i * size[j] + (j - start[j])``.
@@ -60,11 +61,19 @@ class PeerUnits:
         starts = sizes.cumsum(0) - sizes
         return starts.repeat_interleave(sizes), sizes.repeat_interleave(sizes)
 
-    def rows(self, checkpoints: int) -> Tensor:
-        """Row of each unit of each checkpoint in the buffer, int64 ``[checkpoints, count]``."""
-        starts, sizes = self.groups()
-        within = torch.arange(self.count) - starts
-        return checkpoints * starts + torch.arange(checkpoints)[:, None] * sizes + within
+    def parts(self, buffer: Tensor, checkpoints: int) -> Iterator[tuple[slice, Tensor]]:
+        """Each peer's units, counted from 0, and its part of the buffer as a view ``[checkpoints, size, row_bytes]``.
+
+        Args:
+            buffer: uint8 ``[checkpoints * count, row_bytes]``.
+            checkpoints: ``n``.
+        """
+        start = 0
+        for size in self.splits:
+            if size:
+                rows = buffer[checkpoints * start : checkpoints * (start + size)]
+                yield slice(start, start + size), rows.view(checkpoints, size, -1)
+            start += size
 
 
 @dataclass(frozen=True)
@@ -77,8 +86,8 @@ class Routes:
         local_units: ``n_r``, retained units that the rank computes.
         stored_units: ``t_r``, rows of its slots that hold units; those above are padding.
         kept: ``min(n_r, t_r)``: local units ``0 .. kept`` lie at rows ``0 .. kept`` of the rank's own slots.
-        sent: local units ``kept .. n_r``, grouped by the rank that stores them.
-        received: rows ``kept .. t_r`` of its slots, grouped by the rank that computes them.
+        sent: local units ``kept .. n_r``, by the rank that stores them.
+        received: rows ``kept .. t_r`` of its slots, by the rank that computes them.
     """
 
     rank: int
@@ -101,23 +110,22 @@ class Routes:
         local_units, stored_units = placement.local_units[rank], placement.stored_units[rank]
         kept = min(local_units, stored_units)
         source, unit, destination, position = placement.moves.unbind(dim=1)
+        goes, comes = source == rank, destination == rank
         return cls(
             rank=rank,
             ranks=placement.ranks,
             local_units=local_units,
             stored_units=stored_units,
             kept=kept,
-            sent=_peer_units(kept, local_units, unit[source == rank], destination[source == rank], placement.ranks),
-            received=_peer_units(
-                kept, stored_units, position[destination == rank], source[destination == rank], placement.ranks
-            ),
+            sent=_peer_units(kept, local_units, unit[goes], destination[goes], placement.ranks),
+            received=_peer_units(kept, stored_units, position[comes], source[comes], placement.ranks),
         )
 
 
 def _peer_units(first: int, stop: int, units: Tensor, peers: Tensor, ranks: int) -> PeerUnits:
     """Units ``first .. stop`` by peer; ``units`` and ``peers`` are what the placement's moves say of them."""
-    in_order = all(a <= b for a, b in itertools.pairwise(peers.tolist()))
-    if not torch.equal(units, torch.arange(first, stop)) or not in_order:
+    ascending = all(a <= b for a, b in itertools.pairwise(peers.tolist()))
+    if not ascending or not torch.equal(units, torch.arange(first, stop)):
         raise ValueError(
             f"moves must take units {first} to {stop} one after another, peers ascending, as B.1 (b) pairs them, "
             f"got units {units.tolist()} of peers {peers.tolist()}"
