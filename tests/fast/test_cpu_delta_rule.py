@@ -16,7 +16,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated
 
 from dasc import fast
 from dasc.contract import DeltaRuleOutput
-from dasc.fast.cpu import delta_rule
+from dasc.fast.cpu import delta_rule, step
 from tests.inputs import REGIMES, DeltaRuleCase, delta_rule_cases
 from tests.reference.measures import FP32_EPS, assert_same, errors, recurrent_of
 
@@ -138,14 +138,17 @@ def test_packed_sequences_equal_the_recurrence(lengths, case, chunk_size):
 
 
 @given(
-    st.lists(st.integers(0, 70), max_size=5), delta_rule_cases(B=1, T=0, H=3), st.sampled_from([1, 100, 1000, 10**5])
+    st.lists(st.one_of(st.integers(0, 1), st.integers(0, 70)), max_size=5),
+    delta_rule_cases(B=1, T=0, H=3),
+    st.sampled_from([1, 100, 1000, 10**5]),
 )
 def test_cutting_sequences_and_heads_into_groups_changes_nothing(lengths, case, elements):
-    """Down to one sequence and one key head at a time."""
+    """Down to one sequence and one key head at a time; of states that take a single step, one by one."""
     case = dataclasses.replace(case, T=sum(lengths), states=len(lengths))
     inputs = case.build()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(delta_rule, "GROUP_ELEMENTS", elements)
+        patch.setattr(step, "STEP_ELEMENTS", elements)
         got = chunk_of(case.channel_gate)(**inputs, cu_seqlens=bounds(lengths))
     assert_same(got, recurrent_of(case.channel_gate)(**inputs, cu_seqlens=bounds(lengths)))
 
@@ -201,9 +204,9 @@ def test_no_tokens_and_no_sequences_give_no_output_and_the_initial_state(channel
 
 
 @BOTH
-def test_nan_stays_in_its_sequence(channel_gate):
+@pytest.mark.parametrize("lengths", [[4, 70, 0, 9, 1], [1, 1, 0, 1, 1]])
+def test_nan_stays_in_its_sequence(channel_gate, lengths):
     """Also where sequences share a block, the shorter ones filled up, and where they are neighbours in memory."""
-    lengths = [4, 70, 0, 9, 1]
     inputs = DeltaRuleCase(1, sum(lengths), 1, 2, 4, 3, channel_gate, states=5).build(torch.float32)
     edges = bounds(lengths)
     clean = chunk_of(channel_gate)(**inputs, cu_seqlens=edges)
@@ -225,25 +228,38 @@ def test_nan_stays_in_its_sequence(channel_gate):
 @BOTH
 def test_very_many_short_sequences_are_one_step(channel_gate, monkeypatch):
     """Fault 35: 70,000 sequences of one token."""
-    N, steps = 70_000, []
+    N = 70_000
     inputs = DeltaRuleCase(1, N, 1, 1, 2, 1, channel_gate, with_state=False).build(torch.float32)
-    run_round = delta_rule._round
-    monkeypatch.setattr(delta_rule, "_round", lambda *args: steps.append(1) or run_round(*args))
+    taken = count_steps(monkeypatch)
     for run in (chunk_of(channel_gate), decode_of(channel_gate)):
         got = run(**inputs, cu_seqlens=torch.arange(N + 1))
         expected = recurrent_of(channel_gate)(**inputs, cu_seqlens=torch.arange(N + 1))
         torch.testing.assert_close(got.o, expected.o)
         torch.testing.assert_close(got.final_state, expected.final_state)
-    assert len(steps) == 2
+    assert taken == [N, N]
+
+
+def count_steps(monkeypatch):
+    """A list that grows by the number of sequences of each step."""
+    taken, take = [], delta_rule.step
+    monkeypatch.setattr(delta_rule, "step", lambda q, *args: taken.append(len(q)) or take(q, *args))
+    return taken
 
 
 @BOTH
 def test_a_decode_step_of_a_batch_is_one_step(channel_gate, monkeypatch):
     inputs = DeltaRuleCase(50, 1, 2, 2, 8, 5, channel_gate).build()
-    steps, run_round = [], delta_rule._round
-    monkeypatch.setattr(delta_rule, "_round", lambda *args: steps.append(1) or run_round(*args))
+    taken = count_steps(monkeypatch)
     assert_same(decode_of(channel_gate)(**inputs), recurrent_of(channel_gate)(**inputs))
-    assert len(steps) == 1
+    assert taken == [50]
+
+
+@BOTH
+def test_a_step_may_write_the_new_states_over_the_old(channel_gate):
+    x = DeltaRuleCase(3, 1, 2, 2, 8, 5, channel_gate).build()
+    expected, state = recurrent_of(channel_gate)(**x), x["initial_state"]
+    o = step.step(*(x[name][:, 0] for name in PER_TOKEN), 8**-0.5, state, state)
+    assert_same(DeltaRuleOutput(o.unsqueeze(1), state), expected)
 
 
 @given(delta_rule_cases(max_T=12))

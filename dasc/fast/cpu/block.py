@@ -54,7 +54,7 @@ def gdn_factors(q: Tensor, k: Tensor, g: Tensor, beta: Tensor) -> Factors:
     # between[i, j] = g_{j + 1} + .. + g_i: sums of the wanted terms alone, so that none is the difference of two
     between = g.expand(-1, -1, -1, -1, C).tril(-1).cumsum_(dim=-2)
     since = between[..., :1] + g[..., :1, :]  # log of the decay since the block's start, the token's own included
-    decays, since_start = _exp(between).tril_(), _exp(since)
+    decays, since_start = exp_decay(between).tril_(), exp_decay(since)
     to_end = decays[..., -1, :].unsqueeze(-1)
     kq = k.new_empty(n, H, 1, 2 * C, K)
     kq[:, :, 0, :C] = k
@@ -103,26 +103,26 @@ def kda_factors(q: Tensor, k: Tensor, g: Tensor, beta: Tensor) -> Factors:
         joins = C // (2 * size)
         since_halves, until_halves = since.view(b * joins, 2, size, K), until.view(b * joins, 2, size, K)
         first, second = since_halves[:, :, -1:].clone().unbind(dim=1)  # of each half
-        later = kq.view(b * joins, 2, size, 2, K)[:, 1] * _exp(since_halves[:, 1], factors=2).unsqueeze(-2)
-        earlier = keys.view(b * joins, 2, size, K)[:, 0] * _exp(until_halves[:, 0], factors=2)
+        later = kq.view(b * joins, 2, size, 2, K)[:, 1] * exp_decay(since_halves[:, 1], factors=2).unsqueeze(-2)
+        earlier = keys.view(b * joins, 2, size, K)[:, 0] * exp_decay(until_halves[:, 0], factors=2)
         across = torch.bmm(later.view(b * joins, 2 * size, K), earlier.mT).view(b, joins, size, 2, size)
         corners = pairs.view(b, joins, 2 * size, 2, joins, 2 * size).diagonal(dim1=1, dim2=4)
         corners[:, size:, :, :size] = across.permute(0, 2, 3, 4, 1)
         since_halves[:, 1] += first
         until_halves[:, 0] += second
         size *= 2
-    rows = kq * _exp(since).unsqueeze(-2)
+    rows = kq * exp_decay(since).unsqueeze(-2)
     return Factors(
         overlap=pairs[:, :, 0],
         reads=pairs[:, :, 1],
         k_rows=rows[:, :, 0],
         q_rows=rows[:, :, 1],
-        keys=keys * _exp(until),
-        decay=_exp(since[:, -1]),
+        keys=keys * exp_decay(until),
+        decay=exp_decay(since[:, -1]),
     )
 
 
-def _exp(log_decay: Tensor, factors: int = 1) -> Tensor:
+def exp_decay(log_decay: Tensor, factors: int = 1) -> Tensor:
     """``exp``, but zero where the product of so many of these could be subnormal.
 
     In FP32 that is below 4e-35 for one factor and below 6e-18 for each of two. Arithmetic on subnormal numbers is very
@@ -139,7 +139,7 @@ def advance(x: Factors, v: Tensor, scale: float, state: Tensor, o: Tensor) -> No
         x: of the block.
         v: ``beta_i v_i``, ``[b, C, V]``.
         scale: of the outputs.
-        state: ``[b, K, V]``, before the block and then after it. Contiguous is a quarter faster than transposed.
+        state: ``[b, K, V]`` contiguous, before the block and then after it.
         o: ``[b, C, V]``, only written.
     """
     w = torch.baddbmm(v, x.k_rows, state, alpha=-1)
@@ -148,8 +148,4 @@ def advance(x: Factors, v: Tensor, scale: float, state: Tensor, o: Tensor) -> No
         w = torch.linalg.solve_triangular(x.overlap.mT, w.mT, upper=True, left=False, unitriangular=True).mT
     torch.bmm(x.q_rows, state, out=o)
     o.baddbmm_(x.reads, w, beta=scale, alpha=scale)
-    state.mul_(x.decay.unsqueeze(-1))
-    if state.is_contiguous():
-        state.baddbmm_(x.keys.mT, w)
-    else:
-        state.mT.baddbmm_(w.mT, x.keys)
+    state.mul_(x.decay.unsqueeze(-1)).baddbmm_(x.keys.mT, w)

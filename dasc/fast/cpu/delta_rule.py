@@ -2,7 +2,8 @@
 
 Work goes in *groups* of sequences of similar length whose state and temporaries stay near the caches, and in each group
 in *rounds*: block 0 of all its sequences, block 1 of those that are long enough, and so on. A loop runs over blocks,
-never over tokens, and many short sequences are few groups. A round of one token is the decode step.
+never over tokens, and many short sequences are few groups. Where no sequence has more than one token, as in decode, one
+step takes all of them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from dasc.contract import DeltaRuleOutput, DeltaRuleShape, check_delta_rule, compute_dtype, sequence_spans
 from dasc.fast.cpu.block import Factors, advance, gdn_factors, kda_factors
+from dasc.fast.cpu.step import step
 
 GROUP_ELEMENTS = 2**19  # of the largest tensor of a group; a few such tensors fit the second-level caches
 
@@ -97,6 +99,17 @@ class _Inputs(NamedTuple):
     l2norm: bool
     dtype: torch.dtype
 
+    def heads(self, key_heads: slice, heads: slice) -> _Inputs:
+        q, k, v, g, beta = self[:5]
+        return self._replace(q=q[:, key_heads], k=k[:, key_heads], v=v[:, heads], g=g[:, heads], beta=beta[:, heads])
+
+    def read(self, rows: Tensor | slice) -> list[Tensor]:
+        """``q k v g beta`` of some rows, in the compute dtype and normalised if they are to be."""
+        q, k, v, g, beta = (t[rows].to(self.dtype) for t in self[:5])
+        if self.l2norm:
+            q, k = (t / (t.square().sum(dim=-1, keepdim=True) + 1e-6).sqrt() for t in (q, k))
+        return [q, k, v, g, beta]
+
 
 @torch.no_grad()
 def _run(
@@ -120,30 +133,51 @@ def _run(
     scale = shape.K**-0.5 if scale is None else scale
     dtype = compute_dtype(q, k, v, g, beta, initial_state)
     starts, lengths = sequence_spans(shape.B, shape.T, cu_seqlens, q.device)
+    q, k, v, g, beta = (t.flatten(0, 1) for t in (q, k, v, g, beta))
+    x = _Inputs(q, k, v, g, beta, scale, use_qk_l2norm, dtype)
+    o = v.new_empty(shape.B * shape.T, shape.HV, shape.V)
+    final_state = q.new_empty(shape.N, shape.HV, shape.V, shape.K, dtype=dtype)
+    with torch.autocast(q.device.type, enabled=False):
+        if bool((lengths <= 1).all()):
+            _one_step(x, lengths, initial_state, final_state, o)
+        else:
+            _all_blocks(x, starts, lengths, shape, initial_state, final_state, o, chunk_size)
+    return DeltaRuleOutput(o.view(shape.B, shape.T, shape.HV, shape.V), final_state)
+
+
+def _one_step(x: _Inputs, lengths: Tensor, initial_state: Tensor | None, final_state: Tensor, o: Tensor) -> None:
+    """Every sequence has one token or none, so that the tokens stand in the order of the sequences."""
+    state = final_state.zero_() if initial_state is None else initial_state.to(x.dtype)
+    q, k, v, g, beta = x.read(slice(None))
+    if len(q) == len(state):
+        o.copy_(step(q, k, v, g, beta, x.scale, state, final_state))
+    else:
+        live = lengths == 1
+        stepped = state[live]
+        o.copy_(step(q, k, v, g, beta, x.scale, stepped, stepped))
+        final_state.copy_(state)[live] = stepped
+
+
+def _all_blocks(
+    x: _Inputs,
+    starts: Tensor,
+    lengths: Tensor,
+    shape: DeltaRuleShape,
+    initial_state: Tensor | None,
+    final_state: Tensor,
+    o: Tensor,
+    chunk_size: int,
+) -> None:
     lengths, order = lengths.sort(descending=True, stable=True)
     starts = starts[order]
-    q, k, v, g, beta = (x.flatten(0, 1) for x in (q, k, v, g, beta))
-    o = v.new_empty(shape.B * shape.T, shape.HV, shape.V)
-    states = q.new_empty(shape.N, shape.HV, shape.V, shape.K, dtype=dtype)  # longest sequence first
-    with torch.autocast(q.device.type, enabled=False):
-        for group, key_heads, heads in _groups(lengths.tolist(), shape, chunk_size):
-            state = states[group, heads]
-            if initial_state is None:
-                state.zero_()
-            else:
-                members = group if cu_seqlens is None else order[group]  # sequences of one length stay in place
-                state.copy_(initial_state[:, heads][members])
-            inputs = _Inputs(
-                q[:, key_heads], k[:, key_heads], v[:, heads], g[:, heads], beta[:, heads], scale, use_qk_l2norm, dtype
-            )
-            if lengths[group.start] > 1:
-                transposed = state.mT.contiguous()
-                _run_group(inputs, starts[group], lengths[group], transposed, o[:, heads], chunk_size)
-                state.copy_(transposed.mT)
-            else:  # one step does not pay for turning the state over
-                _run_group(inputs, starts[group], lengths[group], state.mT, o[:, heads], chunk_size)
-    final_state = states if cu_seqlens is None else torch.empty_like(states).index_copy_(0, order, states)
-    return DeltaRuleOutput(o.view(shape.B, shape.T, shape.HV, shape.V), final_state)
+    for group, key_heads, heads in _groups(lengths.tolist(), shape, chunk_size):
+        members = order[group]
+        if initial_state is None:
+            state = final_state.new_zeros(len(members), heads.stop - heads.start, shape.K, shape.V)
+        else:
+            state = initial_state[:, heads][members].to(x.dtype).mT.contiguous()
+        _run_group(x.heads(key_heads, heads), starts[group], lengths[group], state, o[:, heads], chunk_size)
+        final_state[:, heads][members] = state.mT
 
 
 def _block_width(tokens: int) -> int:
@@ -175,7 +209,7 @@ def _groups(longest_first: list[int], shape: DeltaRuleShape, chunk_size: int) ->
 
 
 def _run_group(x: _Inputs, starts: Tensor, lengths: Tensor, state: Tensor, o: Tensor, chunk_size: int) -> None:
-    """All blocks of some sequences, longest first; writes to ``state`` ``[n, HV, K, V]`` and to their rows of ``o``.
+    """All blocks of some sequences, longest first; writes to ``state`` ``[n, HV, K, V]`` and to its rows of ``o``.
 
     A round takes one block of each, or several while all are long enough and there is room. A sequence that ends inside
     a block has its last token repeated there, without decay and without writing. So a pad changes nothing and never
@@ -213,21 +247,19 @@ def _round(x: _Inputs, rows: Tensor | slice, C: int, pad: Tensor | None, state: 
         rows: of the inputs: a block of each sequence, then the next of each.
         C: a power of two.
         pad: ``[len(rows) / C, C]``, true where a row only fills up a block; ``None`` where none does.
-        state: ``[n, HV, K, V]``, before these blocks and then after them.
+        state: ``[n, HV, K, V]`` contiguous, before these blocks and then after them.
 
     Returns:
         Outputs, ``[len(rows), HV, V]``.
     """
     # [blocks * n, heads, C, ..]
-    q, k, v, g, beta = (t[rows].view(-1, C, *t.shape[1:]).transpose(1, 2).to(x.dtype) for t in x[:5])
+    q, k, v, g, beta = (t.view(-1, C, *t.shape[1:]).transpose(1, 2) for t in x.read(rows))
     if pad is not None:
         beta = beta.masked_fill(pad.unsqueeze(1), 0.0)
         g = g.masked_fill(pad.view(-1, 1, C, *[1] * (g.ndim - 3)), 0.0)
-    if x.l2norm:
-        q, k = (t / (t.square().sum(dim=-1, keepdim=True) + 1e-6).sqrt() for t in (q, k))
     factors = (gdn_factors if g.ndim == 3 else kda_factors)(q, k, g, beta)
     written = torch.mul(v, beta.unsqueeze(-1), out=state.new_empty(v.shape)).flatten(0, 1)
-    o, state = torch.empty_like(written), state.view(-1, *state.shape[2:])  # never a copy
+    o, state = torch.empty_like(written), state.flatten(0, 1)
     for begin in range(0, len(o), len(state)):
         block = slice(begin, begin + len(state))
         advance(Factors(*(t[block] for t in factors)), written[block], x.scale, state, o[block])
