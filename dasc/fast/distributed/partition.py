@@ -47,6 +47,7 @@ def pack_partition(
     store.temporal[store_slots, kept] = values
     store.temporal[store_slots, padding] = 0
     if store.scales is not None:
+        assert scales is not None
         store.scales[store_slots, kept] = scales
         store.scales[store_slots, padding] = 0
     if routes.sent.count:
@@ -110,7 +111,7 @@ def read_rows(rows: Tensor, layout: RaggedLayout) -> tuple[Tensor, Tensor | None
     geometry, dtypes = layout.geometry, layout.dtypes
     size = geometry.unit_elements * dtypes.stored_temporal.itemsize
     # a copy starts aligned for its dtype, wherever the bytes lie in a row
-    values = rows[..., :size].contiguous().view(dtypes.stored_temporal).unflatten(-1, geometry.unit_shape)
+    values = rows[..., :size].contiguous().view(dtypes.stored_temporal).view(*rows.shape[:2], *geometry.unit_shape)
     if not dtypes.int8:
         return values, None
     scales = rows[..., size:].contiguous().view(dtypes.temporal)
