@@ -1,7 +1,8 @@
 """Where units are computed and where they are stored over tensor-parallel ranks (appendix B.1), as data.
 
-The algorithm that permutes heads is in :mod:`dasc.reference.placement`. All else follows from the order of the heads
-and the mask (:meth:`Placement.from_head_order`), so that a plan can check it.
+The algorithm that finds an order of the heads is in :mod:`dasc.reference.placement`. All else follows from that order
+and the mask (:meth:`Placement.from_head_order`), so that a plan can check it. Here is also what brings a tensor's heads
+into an order.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Placement:
         if mode not in PLACEMENT_MODES:
             raise ValueError(f"mode must be one of {', '.join(PLACEMENT_MODES)}, got {mode!r}")
         geometry.check_ranks(ranks)
-        _check_head_order(geometry, head_order)
+        check_head_order(geometry, head_order)
         per_head = mask.reshape(geometry.num_layers, geometry.num_value_heads, geometry.units_per_head).sum(dim=2)
         per_rank = per_head.gather(1, head_order).reshape(geometry.num_layers, ranks, -1).sum(dim=(0, 2))
         local_units = tuple(per_rank.tolist())
@@ -138,7 +139,47 @@ def balance_storage(local_units: Sequence[int], ranks: int) -> tuple[tuple[int, 
     return tuple(targets), torch.cat([excess, deficit], dim=1)
 
 
-def _check_head_order(geometry: StateGeometry, head_order: Tensor) -> None:
+def key_head_order(order: Tensor, geometry: StateGeometry) -> Tensor:
+    """The order of the key heads ``[.., H]`` that goes with an order of the value heads ``[.., HV]``."""
+    return order[..., :: geometry.bundle] // geometry.bundle
+
+
+def inverse_order(order: Tensor) -> Tensor:
+    """The order that undoes ``order``: ``x[order][inverse_order(order)]`` is ``x``. Works layer by layer."""
+    return order.argsort(dim=-1)
+
+
+def permute_heads(tensor: Tensor, order: Tensor, dim: int, head_size: int = 1) -> Tensor:
+    """Put the heads of one layer's tensor into compute order: an exact reindexing (B.1 (a), step 7).
+
+    For value heads this serves ``A_log``, ``dt_bias``, the v, gate and beta projections, the v channels of the
+    convolution and, along its input columns, the output projection; with :func:`key_head_order` the q and k ones.
+
+    Args:
+        tensor: axis ``dim`` holds ``heads * head_size`` entries, head-major.
+        order: ``[heads]`` int64, a permutation; entry ``i`` is the head that goes to position ``i``.
+        dim: axis to permute.
+        head_size: entries of one head along ``dim``.
+
+    Raises:
+        ValueError: when the axis does not hold ``heads * head_size`` entries.
+    """
+    if tensor.shape[dim] != len(order) * head_size:
+        raise ValueError(
+            f"axis {dim} must hold {len(order)} heads of {head_size} entries, got {tensor.shape[dim]} entries"
+        )
+    shape = tensor.shape
+    dim = dim % len(shape)
+    heads = tensor.reshape(*shape[:dim], len(order), head_size, *shape[dim + 1 :])
+    return heads.index_select(dim, order).reshape(shape)
+
+
+def check_head_order(geometry: StateGeometry, head_order: Tensor) -> None:
+    """Raise unless ``head_order`` is int64 ``[L, HV]`` and permutes whole bundles in every layer.
+
+    Raises:
+        ValueError: with what was expected and what came.
+    """
     shape = (geometry.num_layers, geometry.num_value_heads)
     if not isinstance(head_order, Tensor) or head_order.dtype != torch.int64 or tuple(head_order.shape) != shape:
         got = f"{head_order.dtype} {tuple(head_order.shape)}" if isinstance(head_order, Tensor) else type(head_order)

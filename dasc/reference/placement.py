@@ -15,7 +15,14 @@ from torch import Tensor
 
 from dasc.geometry import StateGeometry
 from dasc.layout import check_mask
-from dasc.placement import Placement, PlacementMode, balance_storage
+from dasc.placement import (
+    Placement,
+    PlacementMode,
+    balance_storage,
+    inverse_order,
+    key_head_order,
+    permute_heads,
+)
 
 __all__ = [
     "assign_bundles",
@@ -215,41 +222,6 @@ def head_order(owners: Tensor, geometry: StateGeometry) -> Tensor:
         raise ValueError(f"owners must give each of {ranks} ranks the same number of bundles in every layer")
     heads = by_rank.indices[:, :, None] * geometry.bundle + torch.arange(geometry.bundle)
     return heads.flatten(1)
-
-
-def key_head_order(order: Tensor, geometry: StateGeometry) -> Tensor:
-    """The order of the key heads ``[.., H]`` that goes with an order of the value heads ``[.., HV]``."""
-    return order[..., :: geometry.bundle] // geometry.bundle
-
-
-def inverse_order(order: Tensor) -> Tensor:
-    """The order that undoes ``order``: ``x[order][inverse_order(order)]`` is ``x``. Works layer by layer."""
-    return order.argsort(dim=-1)
-
-
-def permute_heads(tensor: Tensor, order: Tensor, dim: int, head_size: int = 1) -> Tensor:
-    """Put the heads of one layer's tensor into compute order: an exact reindexing (B.1 (a), step 7).
-
-    For value heads this serves ``A_log``, ``dt_bias``, the v, gate and beta projections, the v channels of the
-    convolution and, along its input columns, the output projection; with :func:`key_head_order` the q and k ones.
-
-    Args:
-        tensor: axis ``dim`` holds ``heads * head_size`` entries, head-major.
-        order: ``[heads]`` int64, a permutation; entry ``i`` is the head that goes to position ``i``.
-        dim: axis to permute.
-        head_size: entries of one head along ``dim``.
-
-    Raises:
-        ValueError: when the axis does not hold ``heads * head_size`` entries.
-    """
-    if tensor.shape[dim] != len(order) * head_size:
-        raise ValueError(
-            f"axis {dim} must hold {len(order)} heads of {head_size} entries, got {tensor.shape[dim]} entries"
-        )
-    shape = tensor.shape
-    dim = dim % len(shape)
-    heads = tensor.reshape(*shape[:dim], len(order), head_size, *shape[dim + 1 :])
-    return heads.index_select(dim, order).reshape(shape)
 
 
 def place(

@@ -11,6 +11,7 @@ from dasc.models.hybrid.feed_forward import ExpertsConfig
 from dasc.models.hybrid.files import load_hybrid, save_hybrid
 from dasc.models.hybrid.model import HybridModel
 from dasc.models.hybrid.ops import DeltaRuleOps
+from dasc.models.hybrid.permute import permute_weights
 from dasc.models.hybrid.random_model import random_hybrid
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "WindowKV",
     "config_json",
     "load_hybrid",
+    "permute_weights",
     "random_hybrid",
     "read_config",
     "save_hybrid",
