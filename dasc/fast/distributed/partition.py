@@ -138,7 +138,7 @@ def _stored_form(values: Tensor, layout: RaggedLayout) -> tuple[Tensor, Tensor |
     absmax = exact.abs().amax(dim=v_dim, keepdim=True)
     finite = absmax.isfinite()
     scales = torch.where(finite, absmax.clamp(min=MIN_ABSMAX) / QMAX, torch.nan)
-    q = torch.where(finite, (exact / scales).round().clamp(-QMAX, QMAX), 0)
+    q = (exact / scales).round_().clamp_(-QMAX, QMAX).masked_fill_(~finite, 0)
     return q.to(torch.int8), scales.squeeze(v_dim).to(values.dtype)
 
 
