@@ -13,6 +13,7 @@ ROOT = Path(dasc.__file__).parent
 
 # A room may import the rooms of its own rank only where it is itself, and anything of a lower rank.
 RANK = {
+    "units": 0,
     "geometry": 0,
     "placement": 1,
     "layout": 2,

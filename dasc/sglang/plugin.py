@@ -1,0 +1,40 @@
+"""The entry point ``sglang.srt.plugins``: SGLang calls :func:`register` early in each of its processes."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dasc.sglang.serving import Serving
+
+serving: Serving | None = None
+"""The plugin of this process, when it is on."""
+
+
+def register() -> None:
+    """Read the configuration, check SGLang, and register the hooks. Without ``DASC_PLAN`` and ``DASC_CONFIG``: nothing.
+
+    Raises:
+        SystemExit: in one line, for a configuration that is wrong or an SGLang that has changed.
+    """
+    global serving
+    if not os.environ.get("DASC_PLAN") and not os.environ.get("DASC_CONFIG"):
+        return
+    from dasc.sglang.config import read_config
+    from dasc.sglang.targets import check_targets
+
+    try:
+        config = read_config(os.environ)
+        check_targets()
+    except ValueError as error:
+        raise SystemExit(f"dasc: {error}") from None
+    assert config is not None
+
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    from dasc.sglang.serving import Serving
+
+    serving = Serving(config)
+    for target, hook in serving.hooks.items():
+        HookRegistry.register(target, hook, HookType.AROUND)

@@ -1,0 +1,100 @@
+"""The compressed checkpoint pool, with the interface of SGLang's int8 pool, which it takes the place of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.allocator.mamba import MambaSlotAllocator
+from torch import Tensor
+
+from dasc.cache.counters import Counters
+from dasc.contract import DenseState, PackedState, slots_shape
+from dasc.fast import pack_slots, unpack_slots
+from dasc.layout import Layout
+
+
+class CompressedPool:
+    """Compressed checkpoints of one rank in slots ``1 .. num_slots``; slot 0 is reserved.
+
+    Stores and loads go straight between SGLang's tensors and the slots, on the caller's stream. The caller owns the
+    slots that ``alloc`` gave it until ``free`` or ``clear``.
+
+    Attributes:
+        num_slots: usable slots.
+        layout: of this rank.
+        store: the slots.
+        counters: what was stored, loaded and dropped.
+
+    Args:
+        layout: of this rank; its slot has room for every unit that it retains.
+        num_slots: usable slots.
+        device: of SGLang's pool.
+        counters: where to count.
+    """
+
+    def __init__(self, layout: Layout, num_slots: int, device: torch.device | str, counters: Counters) -> None:
+        self.num_slots = num_slots
+        self.layout = layout
+        self.counters = counters
+        self.store = empty_store(layout, num_slots + 1, device)
+        self._slots = MambaSlotAllocator(size=num_slots, device=str(device))
+        self.being_dropped = False
+
+    def alloc(self, n: int = 1) -> Tensor | None:
+        """``n`` free slots, int64 ``[n]``, or ``None`` when fewer are free."""
+        slots: Tensor | None = self._slots.alloc(n)
+        return slots
+
+    def free(self, slots: Tensor) -> None:
+        """Take slots back; what they hold is gone."""
+        if self.being_dropped:
+            self.counters.not_cached["duplicate"] += len(slots)
+        else:
+            self.counters.evictions["compressed"] += len(slots)
+        self._slots.free(slots)
+
+    def available_size(self) -> int:
+        """Free slots."""
+        return int(self._slots.available_size())
+
+    def clear(self) -> None:
+        """Take all slots back."""
+        self._slots.clear()
+
+    def mem_usage_bytes(self) -> int:
+        """Bytes of the slots, the reserved one included."""
+        return sum(part.nbytes for part in self.store if part is not None)
+
+    def store_from_active(self, mamba_pool: Any, active_slots: Tensor, ckpt_slots: Tensor) -> None:
+        """Compress the states in ``active_slots`` of SGLang's pool into ``ckpt_slots``."""
+        pack_slots(native_state(mamba_pool), active_slots.view(-1), self.store, ckpt_slots.view(-1), self.layout)
+        self.counters.stored["compressed"] += ckpt_slots.numel()
+
+    def load_to_active(self, mamba_pool: Any, ckpt_slots: Tensor, active_slots: Tensor) -> None:
+        """Restore ``ckpt_slots`` into ``active_slots``; omitted units become zero (DASC-NR)."""
+        unpack_slots(self.store, ckpt_slots.view(-1), native_state(mamba_pool), active_slots.view(-1), self.layout)
+        self.counters.hits["compressed"] += ckpt_slots.numel()
+
+
+def native_state(mamba_pool: Any) -> DenseState:
+    """SGLang's pool of active states as dasc's functions read it: the same memory, rows after channels."""
+    cache = mamba_pool.mamba_cache
+    (conv,) = cache.conv
+    return DenseState(cache.temporal, conv.mT if mamba_pool.conv_slice_axis == 1 else conv)
+
+
+def empty_store(layout: Layout, slots: int, device: torch.device | str) -> PackedState:
+    """``slots`` slots of zeros, the reserved one included."""
+    geometry, dtypes = layout.geometry, layout.dtypes
+    scale = (geometry.head_k_dim,) if geometry.kind == "gdn" else ()
+    layers, channels, rows = geometry.conv_shape
+    return PackedState(
+        temporal=torch.zeros(
+            slots_shape(layout, slots, geometry.unit_shape), dtype=dtypes.stored_temporal, device=device
+        ),
+        conv=torch.zeros((layers, slots, channels, rows), dtype=dtypes.conv, device=device),
+        scales=torch.zeros(slots_shape(layout, slots, scale), dtype=dtypes.temporal, device=device)
+        if dtypes.int8
+        else None,
+    )

@@ -1,0 +1,227 @@
+"""The plugin inside one SGLang process: its hooks, and what they have settled so far."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+import torch
+from sglang.srt.arg_groups.model_override_base import model_config_of, resolving_view
+from sglang.srt.configs.hybrid_arch import mambaish_config
+from sglang.srt.mem_cache.allocation_sizing import get_mamba_tracking_slots
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+from sglang.srt.runtime_context import get_context, get_exec, get_observability, get_parallel, get_schedule
+
+from dasc.cache.counters import Counters
+from dasc.fast.distributed import ExchangeError, agree_on
+from dasc.plan import SelectionPlan
+from dasc.sglang import targets
+from dasc.sglang.arguments import check_arguments
+from dasc.sglang.budget import NativeDemand, StateBudget, divide
+from dasc.sglang.config import Config
+from dasc.sglang.metrics import Exporter, Reporter
+from dasc.sglang.plans import load_plan, placement_mode, plan_summary
+from dasc.sglang.pool import CompressedPool
+from dasc.sglang.served import ServedState
+from dasc.units import format_bytes
+
+logger = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def stop(message: str) -> NoReturn:
+    """End this process with one line on standard error and exit status 1.
+
+    ``SystemExit`` is what it takes: SGLang logs any ``Exception`` of a plugin and goes on without it.
+    """
+    raise SystemExit(f"dasc: {' '.join(message.split())}")
+
+
+def stopping(hook: Callable[P, T]) -> Callable[P, T]:
+    """Make a hook stop the server when it refuses something, in place of a traceback."""
+
+    @functools.wraps(hook)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return hook(*args, **kwargs)
+        except (ValueError, OSError, ExchangeError) as error:
+            stop(str(error))
+
+    return guarded
+
+
+class Serving:
+    """The plugin of one process. In SGLang's main process it only checks; in a scheduler it serves.
+
+    Attributes:
+        config: what the plugin was told.
+        hooks: target to hook, of type AROUND each.
+        counters: what was stored, loaded and dropped.
+        plan: once read.
+        budget: once the pools' sizes are settled.
+        pool: once made.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.counters = Counters()
+        self.plan: SelectionPlan | None = None
+        self.budget: StateBudget | None = None
+        self.pool: CompressedPool | None = None
+        self._demand: NativeDemand | None = None
+        self.hooks: dict[str, Callable[..., Any]] = {
+            targets.LAUNCH: self.launch,
+            targets.SIZE_POOL: self.size_pool,
+            targets.SLOTS_PER_REQUEST: self.slots_per_request,
+            targets.RUNNING_LIMIT: self.running_limit,
+            targets.MAKE_POOL: self.make_pool,
+            targets.PREPARE: self.prepare,
+            targets.CLEAN_UP: self.clean_up,
+        }
+
+    # -- main process -------------------------------------------------------------------------------------------------
+
+    def launch(self, original: Callable[..., T], engine: type, server_args: Any, *args: Any, **kwargs: Any) -> T:
+        """Before SGLang starts its schedulers, and so before weights load: check all that can be checked."""
+        self._check(server_args)
+        return original(engine, server_args, *args, **kwargs)
+
+    @stopping
+    def _check(self, server_args: Any) -> None:
+        targets.check_hooks(self.hooks)
+        check_arguments(resolving_view(server_args))
+        model = mambaish_config(model_config_of(server_args))
+        if model is None:
+            raise ValueError(f"DASC_PLAN is set, but {resolving_view(server_args).model_path} has no recurrent state")
+        self._read_plan(server_args, model.mamba2_cache_params)
+
+    def _read_plan(self, server_args: Any, cache_params: Any) -> tuple[SelectionPlan, ServedState]:
+        parallel, arguments = get_parallel(), resolving_view(server_args)
+        served = ServedState.of(cache_params, cache_params.layers, parallel.attn_tp_size)
+        plan = load_plan(self.config, arguments.model_path, arguments.revision, served.ranks, served.dtypes)
+        served.check(plan)
+        return plan, served
+
+    # -- scheduler processes ------------------------------------------------------------------------------------------
+
+    @stopping
+    def size_pool(self, original: Callable[..., float], configurator: Any, total_rest_memory: float) -> float:
+        """After SGLang has settled the size of its state pool: divide it. The KV budget is as it would have been."""
+        targets.check_hooks(self.hooks)
+        server_args, parallel = configurator.server_args, get_parallel()
+        check_arguments(resolving_view(server_args))
+        assert self.budget is None, "one scheduler sizes its pools once"
+        rest = original(configurator, total_rest_memory)
+        params = configurator.mambaish_config.mamba2_cache_params
+        plan, served = self._read_plan(server_args, params)
+        if served.ranks > 1:
+            agree_on(plan_summary(plan, served.ranks), parallel.attn_tp_group.cpu_group)
+        dense_slots = get_schedule().max_mamba_cache_size
+        limit = dense_slots // configurator._calculate_mamba_ratio()
+        asked = get_schedule().max_running_requests
+        mamba = get_exec().mamba
+        tracking = get_mamba_tracking_slots(
+            extra_buffer=mamba.enable_mamba_extra_buffer, overlap=not get_schedule().disable_overlap_schedule
+        )
+        demand = NativeDemand(
+            requests=limit if asked is None else min(limit, asked // parallel.attn_dp_size),
+            slots_per_request=1 + tracking,
+        )
+        budget = divide(
+            self.config.pool,
+            demand,
+            dense_slots=dense_slots,
+            dense_slot_bytes=params.mamba_cache_per_req,
+            compressed_slot_bytes=max(layout.slot_bytes for layout in plan.layouts(served.ranks)),
+        )
+        get_context().override("dasc", max_mamba_cache_size=budget.split.native_slots)
+        self.plan, self.budget, self._demand = plan, budget, demand
+        if parallel.tp_rank == 0:
+            logger.info("%s", self._announcement(plan, served.ranks))
+            logger.info("%s", budget.table())
+        return rest
+
+    def slots_per_request(self, original: Callable[..., int], configurator: Any) -> int:
+        """Running requests alone hold native slots, so each takes fewer than SGLang reserves for cached states too."""
+        return original(configurator) if self._demand is None else self._demand.slots_per_request
+
+    def running_limit(self, original: Callable[..., int], configurator: Any, token_capacity: int) -> int:
+        """No more requests at once than the native pool always has slots for."""
+        limit = original(configurator, token_capacity)
+        return limit if self.budget is None else min(limit, self.budget.running_limit)
+
+    @stopping
+    def make_pool(
+        self, original: Callable[..., object], *, mamba_size: int, cache_params: Any, mamba_layer_ids: Any, device: str
+    ) -> CompressedPool:
+        """In place of SGLang's INT8 pool: ours."""
+        targets.check_hooks(self.hooks)
+        if self.plan is None or self.budget is None or mamba_size != self.budget.split.native_slots:
+            raise ValueError(f"SGLang made a state pool of {mamba_size} slots that dasc did not size")
+        parallel = get_parallel()
+        served = ServedState.of(cache_params, mamba_layer_ids, parallel.attn_tp_size)
+        served.check(self.plan)
+        layout = self.plan.layouts(served.ranks)[parallel.attn_tp_rank]
+        self.pool = CompressedPool(layout, self.budget.split.compressed_slots, torch.device(device), self.counters)
+        self._report(self.pool, parallel.tp_rank)
+        return self.pool
+
+    def prepare(self, original: Callable[..., int | None], component: Any, *args: Any, **kwargs: Any) -> int | None:
+        """A checkpoint that finds no slot, and none that could be evicted, is not cached. SGLang would assert."""
+        request, is_finished = kwargs["req"], kwargs["is_finished"]
+        pool = component.int8_ckpt_pool
+        untracked = component.cache.enable_mamba_extra_buffer and request.kv.mamba_last_track_seqlen is None
+        if pool.available_size() == 0 and (is_finished or not untracked):
+            component.cache.evict(EvictParams(num_tokens=0, mamba_num=1))
+            if pool.available_size() == 0:
+                self.counters.not_cached["no_room"] += 1
+                return 0
+        return original(component, *args, **kwargs)
+
+    def clean_up(self, original: Callable[..., None], component: Any, *args: Any, **kwargs: Any) -> None:
+        """Slots that SGLang frees here held what the tree had already."""
+        pool: CompressedPool = component.int8_ckpt_pool
+        pool.being_dropped = True
+        try:
+            original(component, *args, **kwargs)
+        finally:
+            pool.being_dropped = False
+
+    # -- what it says -------------------------------------------------------------------------------------------------
+
+    def _announcement(self, plan: SelectionPlan, ranks: int) -> str:
+        kept = int(plan.mask.sum())
+        return (
+            f"dasc: {self.config.mode}, {self.config.load_policy}, W_max {plan.w_max}, {plan.layout}"
+            f"{', INT8' if plan.dtypes.int8 else ''}, placement {placement_mode(plan, ranks)}: "
+            f"{kept:,} of {plan.geometry.num_units:,} units kept"
+        )
+
+    def _report(self, pool: CompressedPool, rank: int) -> None:
+        exporter = None
+        if get_observability().enable_metrics:
+            exporter = Exporter(self.counters, lambda: occupancy(pool), {"tp_rank": str(rank)})
+        Reporter(lambda: summary(self.counters, pool), self.config.log_interval if rank == 0 else 0, exporter).start()
+
+
+def occupancy(pool: CompressedPool) -> dict[str, float]:
+    """Present values of a pool, by name."""
+    free = pool.available_size()
+    return {
+        "compressed_slots": pool.num_slots,
+        "compressed_slots_held": pool.num_slots - free,
+        "compressed_bytes": pool.mem_usage_bytes(),
+    }
+
+
+def summary(counters: Counters, pool: CompressedPool) -> str:
+    """One line for the log."""
+    held = pool.num_slots - pool.available_size()
+    return (
+        f"dasc: {held:,} of {pool.num_slots:,} compressed slots held ({format_bytes(pool.mem_usage_bytes())}); since "
+        f"the start {counters.stored['compressed']:,} stored, {counters.hits['compressed']:,} loaded, "
+        f"{counters.evictions['compressed']:,} evicted, {sum(counters.not_cached.values()):,} not cached"
+    )

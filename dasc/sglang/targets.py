@@ -1,0 +1,114 @@
+"""What the plugin hooks or calls in SGLang, and what each must look like. Checked before anything is served."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+
+SUPPORTED = ("0.5.23",)
+
+_POOL = "sglang.srt.mem_cache.mamba_checkpoint_pool"
+_SIZES = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
+_COMPONENT = "sglang.srt.mem_cache.unified_cache.components.mamba.MambaComponent"
+_ALLOCATOR = "sglang.srt.mem_cache.allocator.mamba.MambaSlotAllocator"
+_CONTEXT = "sglang.srt.runtime_context"
+
+LAUNCH = "sglang.srt.entrypoints.engine.Engine._launch_scheduler_processes"
+MAKE_POOL = f"{_POOL}.maybe_init_int8_mamba_checkpoint_pool"
+SIZE_POOL = f"{_SIZES}._handle_max_mamba_cache"
+SLOTS_PER_REQUEST = f"{_SIZES}._calculate_mamba_ratio"
+RUNNING_LIMIT = f"{_SIZES}.resolve_max_num_reqs"
+PREPARE = f"{_COMPONENT}.prepare_for_caching_req"
+CLEAN_UP = f"{_COMPONENT}.cleanup_after_caching_req"
+
+# Dotted path to the names of its parameters, ``None`` for what is not called.
+TARGETS: Mapping[str, tuple[str, ...] | None] = {
+    # hooked
+    LAUNCH: ("server_args", "port_args", "run_scheduler_process_func", "placement_group"),
+    MAKE_POOL: ("mamba_size", "cache_params", "mamba_layer_ids", "device"),
+    SIZE_POOL: ("self", "total_rest_memory"),
+    SLOTS_PER_REQUEST: ("self",),
+    RUNNING_LIMIT: ("self", "token_capacity"),
+    PREPARE: ("self", "req", "insert_params", "token_ids_len", "is_finished"),
+    CLEAN_UP: ("self", "req", "is_finished", "insert_result", "insert_params"),
+    # SGLang calls these of our pool's, at the places that it calls its own
+    f"{_POOL}.MambaCheckpointPool.alloc": ("self", "n"),
+    f"{_POOL}.MambaCheckpointPool.free": ("self", "slots"),
+    f"{_POOL}.MambaCheckpointPool.available_size": ("self",),
+    f"{_POOL}.MambaCheckpointPool.clear": ("self",),
+    f"{_POOL}.MambaCheckpointPool.store_from_active": ("self", "active_mamba_pool", "active_slots", "ckpt_slots"),
+    f"{_POOL}.MambaCheckpointPool.load_to_active": ("self", "active_mamba_pool", "ckpt_slots", "active_slots"),
+    f"{_COMPONENT}._commit_int8_checkpoint": ("self", "active_slots"),
+    f"{_COMPONENT}._free_mamba_value": ("self", "mamba_value"),
+    f"{_COMPONENT}.int8_ckpt_pool": None,
+    "sglang.srt.model_executor.model_runner.ModelRunner._maybe_execute_deferred_mamba_cow_and_clear": (
+        "self",
+        "forward_batch",
+    ),
+    # called
+    _ALLOCATOR: ("size", "device"),
+    f"{_ALLOCATOR}.alloc": ("self", "need_size"),
+    f"{_ALLOCATOR}.free": ("self", "free_index"),
+    f"{_ALLOCATOR}.available_size": ("self",),
+    f"{_ALLOCATOR}.clear": ("self",),
+    "sglang.srt.mem_cache.allocation_sizing.get_mamba_tracking_slots": ("extra_buffer", "overlap", "lazy"),
+    "sglang.srt.mem_cache.base_prefix_cache.EvictParams": None,
+    "sglang.srt.configs.hybrid_arch.mambaish_config": ("model_config",),
+    "sglang.srt.arg_groups.model_override_base.resolving_view": ("server_args",),
+    "sglang.srt.arg_groups.model_override_base.model_config_of": ("server_args",),
+    f"{_CONTEXT}.RuntimeContext.override": ("self", "source", "fields"),
+    f"{_CONTEXT}.get_context": (),
+    f"{_CONTEXT}.get_exec": (),
+    f"{_CONTEXT}.get_observability": (),
+    f"{_CONTEXT}.get_parallel": (),
+    f"{_CONTEXT}.get_schedule": (),
+    "sglang.srt.plugins.hook_registry.HookRegistry.register": ("target", "hook", "hook_type", "source"),
+}
+
+
+def check_targets(targets: Mapping[str, tuple[str, ...] | None] = TARGETS) -> None:
+    """Raise unless SGLang has every target as expected.
+
+    Raises:
+        ValueError: naming what is missing or different, the installed version and the supported ones.
+    """
+    problems = [problem for target, expected in targets.items() if (problem := _problem(target, expected))]
+    if problems:
+        raise ValueError(
+            f"this is SGLang {version('sglang')}, dasc supports {', '.join(SUPPORTED)}; "
+            f"what it builds on has changed: {'; '.join(problems)}"
+        )
+
+
+def _problem(target: str, expected: tuple[str, ...] | None) -> str | None:
+    try:
+        found = pkgutil.resolve_name(target)
+    except (ImportError, AttributeError) as error:
+        return f"{target} is missing ({error})"
+    if expected is None:
+        return None
+    names = tuple(inspect.signature(found).parameters)
+    return None if names == expected else f"{target} takes ({', '.join(names)}), not ({', '.join(expected)})"
+
+
+def check_hooks(hooks: Mapping[str, Callable[..., object]]) -> None:
+    """Raise unless every hook is in place: SGLang only logs one that it cannot apply.
+
+    Raises:
+        ValueError: naming the targets without their hook.
+    """
+    missing = [target for target, hook in hooks.items() if not _is_hooked(pkgutil.resolve_name(target), hook)]
+    if missing:
+        raise ValueError(f"SGLang did not apply the hooks on {', '.join(missing)}: its log says why")
+
+
+def _is_hooked(function: object, hook: Callable[..., object]) -> bool:
+    """Whether SGLang's wrappers around ``function`` hold ``hook``."""
+    while function is not None:
+        cells = getattr(function, "__closure__", None) or ()
+        if any(type(cell.cell_contents) is type(hook) and cell.cell_contents == hook for cell in cells):
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False
