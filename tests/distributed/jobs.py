@@ -28,7 +28,8 @@ from tests.distributed.cases import (
 )
 
 NATIVE_SLOTS, STORE_SLOTS = 4, 5
-SOURCES, TARGETS, RESTORED = torch.tensor([3, 0, 1]), torch.tensor([2, 0, 3]), torch.tensor([1, 2, 0])
+SOURCES, TARGETS = torch.tensor([3, 0, 1]), torch.tensor([2, 0, 3])
+RESTORED = torch.tensor([1, 2, 0], dtype=torch.int32)
 _kept = []  # groups that must not close before the process ends
 
 
@@ -42,8 +43,8 @@ def assert_same(state, expected) -> None:
         assert part is right is None or same_bits(part, right), f"{name} differs"
 
 
-def round_trip(rank: int, world: int, case: Case, max_batch: int) -> ExchangeCounters:
-    """Three checkpoints stored and loaded again, every byte of every pool compared."""
+def round_trip(rank: int, world: int, case: Case, max_batch: int) -> tuple[ExchangeCounters, ExchangeCounters]:
+    """Three checkpoints stored and loaded again, every byte of every pool compared; the counters after each."""
     plan = plan_of(case, world)
     exchange = StorageExchange(plan, max_batch=max_batch)
     natives = [native_pool(case, own_layout(plan, world, r), NATIVE_SLOTS, seed=r) for r in range(world)]
@@ -60,6 +61,8 @@ def round_trip(rank: int, world: int, case: Case, max_batch: int) -> ExchangeCou
     assert_same(store, expected)
     assert_same(native, native_before)
 
+    after_store = dataclasses.replace(exchange.counters)
+
     own = own_layout(plan, world, rank)
     packed = own_slots(case, own, native)
     restored = native_pool(dataclasses.replace(case, broken=False), own, NATIVE_SLOTS, seed=99)
@@ -68,7 +71,7 @@ def round_trip(rank: int, world: int, case: Case, max_batch: int) -> ExchangeCou
     unpack_slots(packed, torch.arange(3), expected_native, RESTORED, own, omitted=case.omitted)
     assert_same(restored, expected_native)
     assert_same(store, store_before)
-    return exchange.counters
+    return after_store, exchange.counters
 
 
 def own_slots(case: Case, own, native: DenseState) -> PackedState:
@@ -78,7 +81,7 @@ def own_slots(case: Case, own, native: DenseState) -> PackedState:
     return packed
 
 
-def without_collectives(rank: int, world: int, case: Case) -> ExchangeCounters:
+def without_collectives(rank: int, world: int, case: Case) -> tuple[ExchangeCounters, ExchangeCounters]:
     """A round trip while any all-to-all raises."""
     with patch("torch.distributed.all_to_all_single", side_effect=AssertionError("an all-to-all was called")):
         return round_trip(rank, world, case, 2)

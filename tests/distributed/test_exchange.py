@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 import torch
 
-from dasc.fast.distributed import row_bytes
+from dasc.fast.distributed import ExchangeCounters, row_bytes
 from tests.distributed import jobs
 from tests.distributed.cases import Case, plan_of
 
@@ -49,18 +49,19 @@ def test_round_trip_is_exact_and_each_excess_unit_moves_once(ranks, world: int, 
     if case == CASES[0] and world == 2:
         assert placement.moved_units == 92
     assert placement.moved_units > 0
-    for rank, (count, n, t) in enumerate(zip(counters, placement.local_units, placement.stored_units)):
-        assert (count.stored, count.loaded, count.collectives) == (3, 3, 4)
-        assert count.sent_units == count.received_units == 3 * abs(n - t), rank
-        assert count.sent_bytes == count.received_bytes == 3 * abs(n - t) * unit_bytes
-    assert sum(count.sent_units for count in counters) == 2 * 3 * placement.moved_units
+    for (store, both), n, t in zip(counters, placement.local_units, placement.stored_units):
+        goes, comes = 3 * max(0, n - t), 3 * max(0, t - n)
+        assert store == ExchangeCounters(3, 0, 2, goes, comes, goes * unit_bytes, comes * unit_bytes)
+        there_and_back = (goes + comes, goes + comes, (goes + comes) * unit_bytes, (goes + comes) * unit_bytes)
+        assert both == ExchangeCounters(3, 3, 4, *there_and_back)
+    assert sum(store.sent_units for store, _ in counters) == 3 * placement.moved_units
     assert row_bytes(plan.layouts(world)[0]) == unit_bytes
 
 
 @pytest.mark.parametrize("max_batch", [1, 3, 100])
 def test_a_call_takes_as_few_collectives_as_the_buffers_allow(ranks, max_batch: int):
     counters = ranks[2].run(jobs.round_trip, Case("gdn"), max_batch)
-    assert {count.collectives for count in counters} == {6 if max_batch == 1 else 2}
+    assert {both.collectives for _, both in counters} == {6 if max_batch == 1 else 2}
 
 
 @pytest.mark.parametrize(
@@ -74,8 +75,7 @@ def test_a_call_takes_as_few_collectives_as_the_buffers_allow(ranks, max_batch: 
     ids=name_of,
 )
 def test_where_no_unit_moves_ranks_do_not_communicate(ranks, case: Case):
-    for count in ranks[2].run(jobs.without_collectives, case):
-        assert (count.stored, count.loaded, count.collectives, count.sent_bytes) == (3, 3, 0, 0)
+    assert [both for _, both in ranks[2].run(jobs.without_collectives, case)] == [ExchangeCounters(3, 3)] * 2
 
 
 def test_where_units_move_the_collective_is_called(ranks):
@@ -84,8 +84,7 @@ def test_where_units_move_the_collective_is_called(ranks):
 
 
 def test_no_checkpoints_take_no_collective(ranks):
-    for count in ranks[2].run(jobs.store_nothing, Case("gdn")):
-        assert (count.stored, count.loaded, count.collectives) == (0, 0, 0)
+    assert ranks[2].run(jobs.store_nothing, Case("gdn")) == [ExchangeCounters()] * 2
 
 
 @pytest.mark.parametrize(

@@ -102,14 +102,15 @@ class StorageExchange:
         self._max_batch = max_batch
         self._moves = placement.moved_units > 0
         self._partition = _partition_module(device)
-        self._row_bytes = row_bytes(layout)
         # This rank's units that others store, and units of others that it stores.
-        self._away = torch.empty(max_batch * self.routes.sent.count, self._row_bytes, dtype=torch.uint8, device=device)
-        self._guests = self._away.new_empty(max_batch * self.routes.received.count, self._row_bytes)
+        size = row_bytes(layout)
+        self._away = torch.empty(max_batch * self.routes.sent.count, size, dtype=torch.uint8, device=device)
+        self._guests = torch.empty(max_batch * self.routes.received.count, size, dtype=torch.uint8, device=device)
         # A slot is checked by its width alone: it may be too narrow for what the rank computes.
         nothing = torch.zeros_like(layout.mask)
         self._slot_shape = RaggedLayout.from_mask(layout.geometry, nothing, layout.dtypes, slot_units=layout.slot_units)
 
+    @torch.no_grad()
     def store(self, native: DenseState, native_slots: Tensor, store: PackedState, store_slots: Tensor) -> None:
         """Store the states in ``native_slots`` of all ranks into ``store_slots`` of all ranks.
 
@@ -132,14 +133,14 @@ class StorageExchange:
             self._partition.pack_partition(native, sources, store, targets, away, self.layout, self.routes)
             self._all_to_all("store", guests, self.routes.received, away, self.routes.sent, len(sources))
             for units, rows in self.routes.received.parts(guests, len(sources)):
-                at = (targets[:, None], self._slot_rows(units))
                 values, scales = read_rows(rows, self.layout)
-                store.temporal[at] = values
+                store.temporal[targets, self._slot_rows(units)] = values
                 if store.scales is not None:
                     assert scales is not None
-                    store.scales[at] = scales
+                    store.scales[targets, self._slot_rows(units)] = scales
             self.counters.stored += len(sources)
 
+    @torch.no_grad()
     def load(
         self,
         store: PackedState,
@@ -168,7 +169,7 @@ class StorageExchange:
             sources, targets = store_slots[batch], native_slots[batch]
             away, guests = self._buffers(len(sources))
             for units, rows in self.routes.received.parts(guests, len(sources)):
-                at = (sources[:, None], self._slot_rows(units))
+                at = (sources, self._slot_rows(units))
                 write_rows(rows, store.temporal[at], None if store.scales is None else store.scales[at])
             self._all_to_all("load", away, self.routes.sent, guests, self.routes.received, len(sources))
             self._partition.unpack_partition(
@@ -194,10 +195,10 @@ class StorageExchange:
             self._guests[: checkpoints * self.routes.received.count],
         )
 
-    def _slot_rows(self, units: slice) -> Tensor:
-        """Rows of a slot that hold received units, counted from 0, int64 ``[units]``."""
+    def _slot_rows(self, units: slice) -> slice:
+        """Rows of a slot that hold received units, which are counted from 0."""
         first = self.routes.received.first
-        return torch.arange(first + units.start, first + units.stop, device=self._guests.device)
+        return slice(first + units.start, first + units.stop)
 
     def _all_to_all(
         self, operation: str, output: Tensor, comes: PeerUnits, rows: Tensor, goes: PeerUnits, checkpoints: int
