@@ -24,7 +24,7 @@ PER_TOKEN = ("q", "k", "v", "g", "beta")
 # 40 and 11: several groups of K and blocks of V, the last one not full
 SIZES = {"K": st.sampled_from([1, 5, 8, 40]), "V": st.sampled_from([1, 3, 8, 11])}
 # a program takes the interpreter some 10 ms: few examples, and no search for smaller ones
-FEW = settings(max_examples=10, phases=[Phase.explicit, Phase.generate])
+FEW = settings(max_examples=20, phases=[Phase.explicit, Phase.generate])
 
 
 def triton_recurrent(channel_gate):
