@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from dasc import fast, reference
 from dasc.cache.storage import TensorStorage
+from dasc.fast.cpu import packing
+from dasc.fast.cpu.packing import load_units, store_units
 from dasc.geometry import DtypePolicy
 from dasc.layout import RaggedLayout
 from tests.masks import KIMI_LINEAR, kimi_linear_mask
@@ -45,12 +47,14 @@ def test_the_scale_of_small_and_large_units_is_the_references(kind, value):
     assert_same_packed(fast.pack(state * value, conv, layout), reference.pack(state * value, conv, layout))
 
 
-@given(packing_cases(), st.booleans())
-def test_unpack_equals_the_reference_bit_for_bit(case, with_base):
+@given(packing_cases(), st.booleans(), st.sampled_from([1, 2, 64]))
+def test_unpack_equals_the_reference_bit_for_bit(case, with_base, scatter_rows):
     state, conv, layout = case.build()
     packed = reference.pack(state, conv, layout)
     base = torch.flip(state, dims=(0, 2)) + 1 if with_base else None
-    assert_same_dense(fast.unpack(packed, layout, base), reference.unpack(packed, layout, base))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "SCATTER_ROWS", scatter_rows)
+        assert_same_dense(fast.unpack(packed, layout, base), reference.unpack(packed, layout, base))
 
 
 def test_pack_and_unpack_at_the_published_mask():
@@ -90,6 +94,48 @@ def test_slots_of_a_pool_are_read_in_place_and_memory_around_them_stays(case):
     assert_same_dense(restored, reference.unpack(expected, layout, base=state[:, 1:2]))
     for pool, copy in zip((state, conv), before, strict=True):
         assert torch.equal(pool.nan_to_num(77), copy.nan_to_num(77))
+
+
+@given(packing_cases(N=3), st.sampled_from(["zero", "leave", "other"]))
+def test_slots_and_states_in_any_strides_are_written_in_place(case, omitted):
+    """K before V in memory, slots and states of every other layer, unit or channel; what lies between stays poison."""
+    state, conv, layout = case.build()
+    expected = reference.pack(state, conv, layout)
+
+    def spaced(tensor):
+        poison = torch.full((*tensor.shape, 2), 77, dtype=tensor.dtype)
+        return poison[..., 0]
+
+    temporal, scales = (None if part is None else spaced(part) for part in (expected.temporal, expected.scales))
+    store_units(state.mT.contiguous().mT, layout, temporal, scales)
+    assert packed_equal(expected._replace(temporal=temporal, scales=scales), expected)
+    before, other = state + 1, spaced(state).copy_(state + 2)
+    target = spaced(state.mT).mT.copy_(before)
+    base = {"zero": None, "leave": target, "other": other}[omitted]
+    load_units(temporal, scales, layout, target, base)
+    whole = {"zero": None, "leave": before, "other": other}[omitted]
+    assert torch.equal(target, reference.unpack(expected, layout, whole).temporal)
+    for tensor in (temporal, target.mT, *([] if scales is None else [scales])):
+        around = tensor.as_strided((*tensor.shape, 2), (*tensor.stride(), 1))
+        assert (around[..., 1] == 77).all()
+
+
+@pytest.mark.parametrize("kind", ["gdn", "kda"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_in_slots_what_int8_cannot_store_loads_as_nan_and_its_neighbours_as_they_were(kind, value):
+    state, conv, layout = replace(KDA, kind=kind, dtypes=INT8, density=(1.0, 1.0)).build()
+    clean = fast.pack(state, conv, layout)
+    state[1, 0, 1, 2, 3] = value
+    temporal, scales = torch.full_like(clean.temporal, 77), torch.full_like(clean.scales, 77)
+    store_units(state, layout, temporal, scales)
+    broken = scales.isnan()
+    assert int(broken.sum()) == 1
+    assert torch.equal(scales[~broken], clean.scales[~broken])
+    loaded, expected = torch.empty_like(state), fast.unpack(clean, layout).temporal
+    load_units(temporal, scales, layout, loaded, None)
+    assert loaded[1, 0, 1, :, 3].isnan().all()
+    expected[1, 0, 1, :, 3] = torch.nan
+    assert torch.equal(loaded.nan_to_num(77), expected.nan_to_num(77))
 
 
 @given(packing_cases())

@@ -1,8 +1,8 @@
-"""Dense state to checkpoint slot and back on the CPU (section 4.1, appendix B), a layer of a state at a time.
+"""Dense state to checkpoint slot and back on the CPU (section 4.1, appendix B).
 
-A GDN unit is a whole ``[V, K]`` head: runs of them are copied. A KDA unit is a column of its head's ``[V, K]``: storing
-it transposes, and as some 16 neighbouring columns share a cache line, the whole state passes through the caches
-whatever is retained.
+A GDN unit is a whole ``[V, K]`` head, which is copied as it lies. A KDA unit is a column of its head's ``[V, K]``:
+storing it transposes, and as some 16 neighbouring columns share a cache line, nearly the whole state passes through the
+caches whatever is retained.
 """
 
 from __future__ import annotations
@@ -11,7 +11,11 @@ import torch
 from torch import Tensor
 
 from dasc.contract import MIN_ABSMAX, QMAX, DenseState, PackedState, check_pack, check_unpack, slots_shape
-from dasc.layout import Layout, RaggedLayout
+from dasc.layout import Layout, PaddedLayout, RaggedLayout
+
+# Rows of a head that columns are written to at a time: columns of 128 rows, 512 bytes apart, evict one another from
+# those few sets of the first-level cache that all their lines fall into.
+SCATTER_ROWS = 64
 
 
 @torch.no_grad()
@@ -22,18 +26,9 @@ def pack(state: Tensor, conv: Tensor, layout: Layout) -> PackedState:
     temporal = state.new_empty(slots_shape(layout, N, geometry.unit_shape), dtype=dtypes.stored_temporal)
     scale_shape = (geometry.head_k_dim,) if geometry.kind == "gdn" else ()
     scales = state.new_empty(slots_shape(layout, N, scale_shape)) if dtypes.int8 else None
-    for layer, kept in enumerate(_kept(layout)):
-        for n in range(N):
-            target = _slot(temporal, layout, layer, n)
-            if scales is None:
-                _gather(state[layer, n], kept, target)
-            else:
-                values = state.new_empty(target.shape)
-                _gather(state[layer, n], kept, values)
-                _quantize(values, target, _slot(scales, layout, layer, n), _v_dim(layout))
-    _zero_padding(temporal, layout)
-    if scales is not None:
-        _zero_padding(scales, layout)
+    store_units(state, layout, temporal, scales)
+    if scales is not None and not bool(scales.isfinite().all()):
+        raise ValueError("state must be finite in float32 to be stored as INT8, got NaN or infinity in a retained unit")
     return PackedState(temporal, conv.clone(), scales)
 
 
@@ -43,28 +38,106 @@ def unpack(packed: PackedState, layout: Layout, base: Tensor | None = None) -> D
     N = check_unpack(packed, layout, base)
     L, *state_shape = layout.geometry.state_shape
     temporal = packed.temporal.new_empty(L, N, *state_shape, dtype=layout.dtypes.temporal)
-    for layer, kept in enumerate(_kept(layout)):
-        for n in range(N):
-            stored = _slot(packed.temporal, layout, layer, n)
-            if packed.scales is not None:
-                scales = _slot(packed.scales, layout, layer, n)
-                stored = stored.to(scales.dtype) * scales.unsqueeze(_v_dim(layout))
-            _scatter(stored, kept, None if base is None else base[layer, n], temporal[layer, n])
+    load_units(packed.temporal, packed.scales, layout, temporal, base)
     return DenseState(temporal, packed.conv.clone())
 
 
-def _kept(layout: Layout) -> list[Tensor]:
-    """The mask of each layer, ``[HV, 1]`` (GDN) or ``[HV, K]`` (KDA)."""
-    geometry = layout.geometry
-    return list(layout.mask.view(-1, geometry.num_value_heads, geometry.units_per_head))
+def store_units(state: Tensor, layout: Layout, temporal: Tensor, scales: Tensor | None) -> None:
+    """Write the retained units of ``N`` states into slots, zeros into their padding; in any strides.
+
+    In INT8, what shares a scale with NaN or infinity gets ``q = 0`` and a scale of NaN.
+
+    Args:
+        state: ``[L, N, HV, V, K]``.
+        layout: of the slots.
+        temporal: the slots' units, as in :class:`~dasc.contract.PackedState`; written.
+        scales: their INT8 scales, or ``None``; written.
+    """
+    by_layer = scales is not None or isinstance(layout, PaddedLayout)
+    rows = _cut(_rows(state, layout, layout.unit_index), layout, by_layer)
+    for n in range(state.shape[1]):
+        units, targets = _units(state[:, n], layout), _slot(temporal, layout, n, by_layer)
+        if scales is None:
+            for kept, target in zip(rows, targets):
+                torch.index_select(units, 0, kept, out=target)
+        else:
+            for kept, target, of_layer in zip(rows, targets, _slot(scales, layout, n, by_layer)):
+                _quantize(units.index_select(0, kept), target, of_layer, _v_dim(layout))
+    _zero_padding(temporal, layout)
+    if scales is not None:
+        _zero_padding(scales, layout)
 
 
-def _slot(slots: Tensor, layout: Layout, layer: int, n: int) -> Tensor:
-    """The part of slot ``n`` that ``layer`` fills, ``[counts[layer], ..]``."""
-    count = layout.counts[layer]
+def load_units(temporal: Tensor, scales: Tensor | None, layout: Layout, state: Tensor, base: Tensor | None) -> None:
+    """Write the units of ``N`` slots into states, in any strides.
+
+    Args:
+        temporal: as in :func:`store_units`; padding is not read.
+        scales: likewise.
+        layout: of the slots.
+        state: ``[L, N, HV, V, K]``; written.
+        base: what the omitted units become: those of a state like ``state``, which may be ``state`` itself; zero when
+            ``None``.
+    """
+    heads = layout.geometry.kind == "gdn"
+    by_layer = scales is not None or isinstance(layout, PaddedLayout) or not heads
+    rows = _cut(_rows(state, layout, layout.unit_index), layout, by_layer)
+    for n in range(state.shape[1]):
+        units, stored = _units(state[:, n], layout), _slot(temporal, layout, n, by_layer)
+        if scales is not None:
+            steps = _slot(scales, layout, n, by_layer)
+            stored = [q.to(scales.dtype) * s.unsqueeze(_v_dim(layout)) for q, s in zip(stored, steps)]
+        if heads and base is not state:
+            _fill_omitted_heads(state, base, n, layout)
+        for layer, (kept, values) in enumerate(zip(rows, stored)):
+            if heads:
+                units.index_copy_(0, kept, values)
+                continue
+            if base is None:
+                state[layer, n].zero_()
+            elif base is not state:
+                state[layer, n].copy_(base[layer, n])
+            for first in range(0, units.shape[1], SCATTER_ROWS):
+                part = slice(first, first + SCATTER_ROWS)
+                units[:, part].index_copy_(0, kept, values[:, part])
+
+
+def _fill_omitted_heads(state: Tensor, base: Tensor | None, n: int, layout: Layout) -> None:
+    omitted = (~layout.mask).flatten().nonzero().flatten()
+    units, rows = _units(state[:, n], layout), _rows(state, layout, omitted)
+    if base is None:
+        units.index_fill_(0, rows, 0.0)
+    else:
+        units.index_copy_(0, rows, _units(base[:, n], layout).index_select(0, _rows(base, layout, omitted)))
+
+
+def _units(state: Tensor, layout: Layout) -> Tensor:
+    """All units of a state ``[L, HV, V, K]`` as overlapping rows ``[.., V, K]`` or ``[.., V]``, one at each offset."""
+    L, HV, V, K = state.stride()
+    layers, heads, *unit = layout.geometry.state_shape
+    reach = (layers - 1) * L + (heads - 1) * HV + 1
+    if layout.geometry.kind == "gdn":
+        return state.as_strided((reach, *unit), (1, V, K))
+    return state.as_strided((reach + (unit[1] - 1) * K, unit[0]), (1, V))
+
+
+def _rows(state: Tensor, layout: Layout, unit_index: Tensor) -> Tensor:
+    """Where units, numbered as ``layout.unit_index``, stand in :func:`_units` of ``state`` ``[L, N, HV, V, K]``."""
+    L, _, HV, _, K = state.stride()
+    per_layer, per_head = layout.geometry.units_per_layer, layout.geometry.units_per_head
+    layer, unit = unit_index // per_layer, unit_index % per_layer
+    return layer * L + unit // per_head * HV + unit % per_head * K
+
+
+def _cut(rows: Tensor, layout: Layout, by_layer: bool) -> list[Tensor]:
+    return list(torch.split(rows, list(layout.counts))) if by_layer else [rows]
+
+
+def _slot(slots: Tensor, layout: Layout, n: int, by_layer: bool) -> list[Tensor]:
+    """What slot ``n`` holds without padding, cut as by :func:`_cut`; a padded slot can only be cut by layer."""
     if isinstance(layout, RaggedLayout):
-        return slots[n, layout.offsets[layer] : layout.offsets[layer] + count]
-    return slots[layer, n, :count]
+        return _cut(slots[n, : layout.retained_units], layout, by_layer)
+    return [slots[layer, n, :count] for layer, count in enumerate(layout.counts)]
 
 
 def _zero_padding(slots: Tensor, layout: Layout) -> None:
@@ -80,46 +153,11 @@ def _v_dim(layout: Layout) -> int:
     return -2 if layout.geometry.kind == "gdn" else -1
 
 
-def _gather(source: Tensor, kept: Tensor, target: Tensor) -> None:
-    """One layer's retained units of ``source`` ``[HV, V, K]`` into ``target`` ``[count, V, K]`` or ``[count, V]``."""
-    heads, channels = kept.nonzero().unbind(dim=1)
-    if target.ndim == 3:
-        torch.index_select(source.flatten(1), 0, heads, out=target.flatten(1))
-    else:
-        # source.mT[heads, channels], written where it belongs
-        torch.ops.aten.index.Tensor_out(source.mT, [heads, channels], out=target)
-
-
-def _scatter(stored: Tensor, kept: Tensor, base: Tensor | None, target: Tensor) -> None:
-    """One layer's state ``[HV, V, K]`` from its stored units, and from ``base`` or zeros where none is stored."""
-    if stored.ndim == 3:
-        head = unit = 0
-        runs, lengths = torch.unique_consecutive(kept, return_counts=True)
-        for is_kept, length in zip(runs.tolist(), lengths.tolist()):
-            run = target[head : head + length]
-            if is_kept:
-                run.copy_(stored[unit : unit + length])
-                unit += length
-            elif base is None:
-                run.zero_()
-            else:
-                run.copy_(base[head : head + length])
-            head += length
-    else:
-        if base is None:
-            target.zero_()
-        else:
-            target.copy_(base)
-        heads, channels = kept.nonzero().unbind(dim=1)
-        target.mT[heads, channels] = stored
-
-
 def _quantize(values: Tensor, q: Tensor, scales: Tensor, v_dim: int) -> None:
     """Eq. 8: ``s = max(max_v |S|, 1e-8) / 127`` and ``q = clip(round(S / s))``, in FP32."""
     values = values.float()
     absmax = values.abs().amax(dim=v_dim, keepdim=True)
-    if not bool(absmax.isfinite().all()):
-        raise ValueError("state must be finite in float32 to be stored as INT8, got NaN or infinity in a retained unit")
     step = absmax.clamp(min=MIN_ABSMAX) / QMAX
-    q.copy_((values / step).round_().clamp_(-QMAX, QMAX))
+    step = torch.where(absmax.isfinite(), step, torch.nan)
+    q.copy_((values / step).round_().clamp_(-QMAX, QMAX).nan_to_num_(nan=0.0))
     scales.copy_(step.squeeze(v_dim))
