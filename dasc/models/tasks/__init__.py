@@ -1,0 +1,31 @@
+"""Tasks on which the recurrent state of a small hybrid has to carry information, drawn from a seed."""
+
+from __future__ import annotations
+
+from dasc.models.tasks.aggregation import common_words, frequent_words
+from dasc.models.tasks.copying import copying
+from dasc.models.tasks.example import Draw, Example, Question
+from dasc.models.tasks.recall import multi_value, recall_multi, recall_single
+from dasc.models.tasks.text import text
+from dasc.models.tasks.tracking import latest_value, parity, permutation, variable_tracking
+from dasc.models.tasks.vocabulary import VOCABULARY
+
+TASKS: dict[str, Draw] = {
+    draw.__name__: draw
+    for draw in (
+        recall_single,
+        recall_multi,
+        multi_value,
+        latest_value,
+        variable_tracking,
+        common_words,
+        frequent_words,
+        parity,
+        permutation,
+        copying,
+        text,
+    )
+}
+"""Every task, by name."""
+
+__all__ = ["TASKS", "VOCABULARY", "Draw", "Example", "Question"]

@@ -1,0 +1,123 @@
+"""The models that are trained, on what and for how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dasc.geometry import StateGeometry
+from dasc.models.hybrid.attention import AttentionConfig, GroupedAttentionConfig, LatentAttentionConfig
+from dasc.models.hybrid.config import HybridConfig
+from dasc.models.tasks import TASKS, VOCABULARY
+
+_RECURRENT = (0, 1, 3, 4)
+_BLOCKS = 6
+_HIDDEN = 96
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the curriculum.
+
+    Attributes:
+        until: the step it ends before, as a share of all steps.
+        lengths: tokens of a sequence, one of these for each batch.
+    """
+
+    until: float
+    lengths: tuple[int, ...]
+
+
+CURRICULUM = (
+    Stage(0.3, (64, 128)),
+    Stage(0.6, (64, 128, 256)),
+    Stage(1.0, (128, 256, 512)),
+)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A model and its training.
+
+    Attributes:
+        config: of the model.
+        tasks: what it learns.
+        steps: updates.
+        batch_tokens: of an update, all sequences together.
+        learning_rate: its highest; it rises over ``warmup`` steps and falls to zero over the last fifth.
+        warmup: steps.
+        weight_decay: of matrices, the embedding left out.
+        clip: largest norm of a gradient.
+        curriculum: stages, the last one until 1.
+    """
+
+    config: HybridConfig
+    tasks: tuple[str, ...] = tuple(TASKS)
+    steps: int = 20_000
+    batch_tokens: int = 2048
+    learning_rate: float = 2e-3
+    warmup: int = 200
+    weight_decay: float = 0.05
+    clip: float = 1.0
+    curriculum: tuple[Stage, ...] = CURRICULUM
+
+    def lengths(self, step: int) -> tuple[int, ...]:
+        """Lengths of sequences at a step."""
+        return next(stage.lengths for stage in self.curriculum if step < stage.until * self.steps)
+
+    def rate(self, step: int) -> float:
+        """Learning rate at a step."""
+        rise = (step + 1) / self.warmup
+        fall = (self.steps - step) / (0.2 * self.steps)
+        return self.learning_rate * min(rise, fall, 1.0)
+
+
+def _config(geometry: StateGeometry, attention: AttentionConfig, lower_bound: float | None) -> HybridConfig:
+    return HybridConfig(
+        geometry=geometry,
+        lower_bound=lower_bound,
+        vocab_size=VOCABULARY,
+        hidden_size=_HIDDEN,
+        norm_eps=1e-6,
+        tied_embeddings=False,
+        attention=attention,
+        mlp_size=2 * _HIDDEN,
+        experts=None,
+        expert_blocks=(),
+    )
+
+
+def _kimi(family: str, lower_bound: float | None) -> HybridConfig:
+    geometry = StateGeometry(
+        family=family,
+        kind="kda",
+        num_blocks=_BLOCKS,
+        recurrent_layers=_RECURRENT,
+        num_value_heads=4,
+        num_key_heads=4,
+        head_v_dim=32,
+        head_k_dim=32,
+    )
+    attention = LatentAttentionConfig(2, kv_rank=48, q_rank=None, qk_nope_dim=32, qk_rope_dim=16, v_dim=32)
+    return _config(geometry, attention, lower_bound)
+
+
+def _qwen() -> HybridConfig:
+    geometry = StateGeometry(
+        family="qwen3_next",
+        kind="gdn",
+        num_blocks=_BLOCKS,
+        recurrent_layers=_RECURRENT,
+        num_value_heads=8,
+        num_key_heads=4,
+        head_v_dim=16,
+        head_k_dim=32,
+    )
+    return _config(geometry, GroupedAttentionConfig(2, 1, 32, rotary_dim=16, rope_theta=10_000.0), None)
+
+
+RECIPES: dict[str, Recipe] = {
+    "kda": Recipe(_kimi("kimi_linear", None)),
+    "kda-safe": Recipe(_kimi("kimi_k3", -5.0)),
+    "gdn": Recipe(_qwen()),
+}
+"""By name of the folder in ``dasc/models/zoo``."""

@@ -1,0 +1,102 @@
+"""Training learns, goes on exactly where it stopped, and leaves a model that serves."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from dasc import reference
+from dasc.models import read_checkpoint
+from dasc.models.hybrid import HybridModel, load_hybrid
+from dasc.models.train.evaluate import examples, score
+from dasc.models.train.initial import initial_weights
+from dasc.models.train.recipes import RECIPES, Recipe, Stage
+from dasc.models.train.trainer import Training, train
+from dasc.reference import static_horizons
+
+
+def small(name: str, **changes: object) -> Recipe:
+    defaults = {"tasks": ("recall_single", "parity"), "steps": 4, "batch_tokens": 128, "warmup": 2}
+    return dataclasses.replace(RECIPES[name], curriculum=(Stage(1.0, (32, 64)),), **{**defaults, **changes})
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_an_interrupted_training_ends_bit_for_bit_like_another(name: str, tmp_path):
+    whole = Training.begin(small(name), seed=5)
+    for _ in range(4):
+        whole.update()
+    first = Training.resume(small(name), 5, tmp_path)
+    for _ in range(2):
+        first.update()
+    first.save(tmp_path)
+    second = Training.resume(small(name), 5, tmp_path)
+    assert second.step == 2
+    for _ in range(2):
+        second.update()
+    assert second.accuracy == whole.accuracy
+    for weight, expected in zip(second.weights.values(), whole.weights.values()):
+        assert torch.equal(weight, expected)
+
+
+def test_the_state_of_another_seed_is_refused(tmp_path):
+    Training.begin(small("gdn"), seed=5).save(tmp_path)
+    with pytest.raises(ValueError, match=r"seed must be that of .*, 5, got 6"):
+        Training.resume(small("gdn"), 6, tmp_path)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_weight_gets_a_gradient_and_the_loss_falls(name: str):
+    recipe = small(name, tasks=("recall_single",), steps=400, learning_rate=3e-3)
+    training = Training.begin(recipe, seed=0)
+    before = {name: weight.detach().clone() for name, weight in training.weights.items()}
+    losses = [training.update() for _ in range(30)]
+    unmoved = [name for name, weight in training.weights.items() if torch.equal(weight, before[name])]
+    assert unmoved == []
+    assert math.isfinite(losses[-1])
+    assert sum(losses[-5:]) < sum(losses[:5])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_saved_model_loads_into_the_server_and_its_decays_are_read(name: str, tmp_path):
+    training = Training.begin(small(name), seed=0)
+    train(training, tmp_path, None, lambda entry: None)
+    config, weights = load_hybrid(tmp_path / "model")
+    assert config == RECIPES[name].config
+    HybridModel(config, weights, reference)
+    assert read_checkpoint(tmp_path / "model").geometry == config.geometry
+    assert (tmp_path / "log.jsonl").read_text().count("\n") == 1
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_horizons_begin_from_a_few_tokens_to_thousands(name: str, tmp_path):
+    training = Training.begin(small(name), seed=0)
+    training.save(tmp_path)
+    checkpoint = read_checkpoint(tmp_path / "model")
+    horizons = static_horizons(checkpoint.gate, 0.0).flatten()
+    assert horizons.min() < 20
+    assert horizons.max() > 1500
+    assert 20 < horizons.median() < 1000
+
+
+def test_weights_follow_the_seed():
+    config = RECIPES["kda"].config
+    one, same, other = (initial_weights(config, seed) for seed in (1, 1, 2))
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert torch.equal(one[name], same[name])
+    assert not torch.equal(one[name], other[name])
+
+
+def test_the_rate_rises_stays_and_falls_to_zero():
+    recipe = dataclasses.replace(RECIPES["kda"], steps=1000, warmup=100, learning_rate=2.0)
+    assert recipe.rate(49) == 1.0
+    assert recipe.rate(99) == recipe.rate(800) == 2.0
+    assert recipe.rate(900) == 1.0
+    assert recipe.rate(999) == pytest.approx(0.01)
+
+
+def test_an_untrained_model_scores_nothing():
+    recipe = RECIPES["gdn"]
+    found = score(recipe.config, initial_weights(recipe.config, 0), examples("recall_multi", 64, 10))
+    assert found.questions > 20
+    assert found.right < 0.2
