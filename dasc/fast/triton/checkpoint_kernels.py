@@ -270,7 +270,10 @@ def unpack_kernel(
     BLOCK_C: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
-    """The inverse of ``pack_kernel``: omitted units of a tile become zero, or with ``LEAVE`` are not written."""
+    """The inverse of ``pack_kernel``: omitted units of a tile become zero, or with ``LEAVE`` are not written.
+
+    Not even with their own values: what replays them may be writing to them.
+    """
     program = tl.program_id(0)
     n = program // jobs
     job = program % jobs

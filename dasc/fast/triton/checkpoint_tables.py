@@ -153,7 +153,7 @@ class TileTables:
         return rows.view_as(mask).masked_fill(~mask, -1)
 
     def _padding(self) -> list[tuple[int, int, int]]:
-        """Layer (0 where the layers share a slot), first and last but one row of each run of rows without a unit."""
+        """Layer (0 where the layers share a slot), first row and end of each run of rows without a unit."""
         layout = self._layout
         if isinstance(layout, RaggedLayout):
             return [(0, self._stored_units, layout.slot_units)]
