@@ -130,6 +130,7 @@ def test_in_slots_what_int8_cannot_store_loads_as_nan_and_its_neighbours_as_they
     store_units(state, layout, temporal, scales)
     broken = scales.isnan()
     assert int(broken.sum()) == 1
+    assert ((temporal.mT if kind == "gdn" else temporal)[broken] == 0).all()
     assert torch.equal(scales[~broken], clean.scales[~broken])
     loaded, expected = torch.empty_like(state), fast.unpack(clean, layout).temporal
     load_units(temporal, scales, layout, loaded, None)
