@@ -52,20 +52,22 @@ class Report:
 # -- inputs -----------------------------------------------------------------------------------------------------------
 
 
-def delta_rule_inputs(kind: str, N: int, T: int, H: int, dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
-    """``N`` packed sequences of ``T`` tokens, gates as trained models have them, made on the device."""
+def delta_rule_inputs(
+    kind: str, N: int, T: int, H: int, dim: int, dtype: torch.dtype, seed: int = 0
+) -> dict[str, Tensor]:
+    """``N`` packed sequences of ``T`` tokens, ``K = V = dim``, gates as trained models have them, on the device."""
     gen = torch.Generator(DEVICE).manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=gen, device=DEVICE)
 
     tokens = N * T
-    rate = torch.exp(normal(H, D) if kind == "kda" else normal(H)) * 0.05
+    rate = torch.exp(normal(H, dim) if kind == "kda" else normal(H)) * 0.05
     g = -rate * torch.nn.functional.softplus(normal(1, tokens, *rate.shape))
     return {
-        "q": torch.nn.functional.normalize(normal(1, tokens, H, D), dim=-1).to(dtype),
-        "k": torch.nn.functional.normalize(normal(1, tokens, H, D), dim=-1).to(dtype),
-        "v": normal(1, tokens, H, D).to(dtype),
+        "q": torch.nn.functional.normalize(normal(1, tokens, H, dim), dim=-1).to(dtype),
+        "k": torch.nn.functional.normalize(normal(1, tokens, H, dim), dim=-1).to(dtype),
+        "v": normal(1, tokens, H, dim).to(dtype),
         "g": g,
         "beta": torch.rand(1, tokens, H, generator=gen, device=DEVICE).to(dtype),
     }
@@ -116,13 +118,13 @@ def relative_rms(got: Tensor, exact: Tensor, dims: tuple[int, ...]) -> Tensor:
 
 
 def gate_recurrences(report: Report, small: bool) -> None:
-    T = 40 if small else 700
+    T, dim = (20, 16) if small else (700, D)
     for kind in ("gdn", "kda"):
         for dtype in (torch.float32,) if small else (torch.float32, torch.bfloat16, torch.float16):
-            for N, length, replay in ((2, T, 0), (2, T, 16), (5, 1, 0)):
-                x = delta_rule_inputs(kind, N, length, 2 if small else 4, dtype, seed=N)
+            for N, length, replay in ((2, T, 0), (2, T, 7), (5, 1, 0)):
+                x = delta_rule_inputs(kind, N, length, 2 if small else 4, dim, dtype, seed=N)
                 H = x["q"].shape[2]
-                state = torch.randn(N + 2, H, D, D, device=DEVICE)
+                state = torch.randn(N + 2, H, dim, dim, device=DEVICE)
                 indices = torch.arange(1, N + 1, device=DEVICE)
                 bounds = torch.arange(N + 1, device=DEVICE) * length
                 if length == 1:
@@ -131,7 +133,7 @@ def gate_recurrences(report: Report, small: bool) -> None:
                 else:
                     extra, names = {"cu_seqlens": bounds}, (f"prefill_{kind}",)
                     if replay:
-                        keep = torch.rand((H, D) if kind == "kda" else (H,), device=DEVICE) < 0.5
+                        keep = torch.rand((H, dim) if kind == "kda" else (H,), device=DEVICE) < 0.5
                         extra["refresh"] = RefreshMerge(keep, torch.full((N,), replay, device=DEVICE))
                 for name in names:
                     runs = {}
@@ -178,8 +180,9 @@ def judge(
 
 
 def gate_packing(report: Report, small: bool) -> None:
+    dim = 16 if small else D
     for kind in ("gdn", "kda"):
-        geometry = StateGeometry("gate", kind, 3, (0, 1, 2), 4, 4 if kind == "kda" else 2, D, D)
+        geometry = StateGeometry("gate", kind, 3, (0, 1, 2), 4, 4 if kind == "kda" else 2, dim, dim)
         for layout_kind in ("ragged", "padded"):
             for int8 in (False, True):
                 native, store, layout = packing_pools(geometry, 0.4, layout_kind, DtypePolicy(int8=int8), 4)
@@ -207,6 +210,7 @@ class Timer:
 
     def __init__(self, small: bool) -> None:
         self.small = small
+        self.dim, self.dtype = (16, torch.float32) if small else (D, torch.bfloat16)
         self.flush = torch.empty(1 if small else FLUSH_BYTES // 4, dtype=torch.int32, device=DEVICE)
 
     def __call__(self, call: Callable[[], object], budget_s: float = 0.6) -> tuple[float, float, float]:
@@ -265,17 +269,17 @@ def prefill_flop(tokens: int, H: int, chunk: int = 64) -> int:
 
 
 def time_prefill(report: Report, timer: Timer) -> None:
+    kernels = importlib.import_module("dasc.fast.triton")
     shapes = [(1, 1024), (1, 4096), (1, 16384), (1, 65536), (8, 2048), (32, 1024)]
     for kind in ("gdn", "kda"):
         for H in (2,) if timer.small else (32, 96):
-            for N, T in [(1, 70)] if timer.small else shapes:
-                x = delta_rule_inputs(kind, N, T, H, torch.float32 if timer.small else torch.bfloat16)
-                pool = torch.zeros(N, H, D, D, device=DEVICE)
+            for N, T in [(1, 20)] if timer.small else shapes:
+                x = delta_rule_inputs(kind, N, T, H, timer.dim, timer.dtype)
+                pool = torch.zeros(N, H, timer.dim, timer.dim, device=DEVICE)
                 indices, bounds = torch.arange(N, device=DEVICE), torch.arange(N + 1, device=DEVICE) * T
-                ours = getattr(fast, f"prefill_{kind}")
-                seconds = timer(
-                    lambda: ours(**x, pool=pool, state_indices=indices, cu_seqlens=bounds, impl="triton")  # noqa: B023
-                )
+                ours = getattr(kernels, f"prefill_{kind}")
+                table = kernels.chunk_table(1, N * T, bounds, DEVICE)  # a server makes one a batch, for all layers
+                seconds = timer(lambda: ours(**x, pool=pool, state_indices=indices, table=table))  # noqa: B023
                 row = row_of("prefill", kind, seconds, N=N, T=T, H=H, flop=prefill_flop(N * T, H))
                 row["share_of_matrix_rate"] = row["flop"] / seconds[0] / report.ceilings["bf16_flop_per_s"]
                 theirs = peer(PEERS["prefill", kind])
@@ -296,9 +300,9 @@ def time_decode(report: Report, timer: Timer) -> None:
     for kind in ("gdn", "kda"):
         for H in (2,) if timer.small else (32, 96):
             for N in (2,) if timer.small else (1, 8, 32, 128):
-                x = delta_rule_inputs(kind, 1, N, H, torch.float32 if timer.small else torch.bfloat16)
+                x = delta_rule_inputs(kind, 1, N, H, timer.dim, timer.dtype)
                 x = {name: t.transpose(0, 1).contiguous() for name, t in x.items()}
-                pool = torch.zeros(N, H, D, D, device=DEVICE)
+                pool = torch.zeros(N, H, timer.dim, timer.dim, device=DEVICE)
                 indices = torch.arange(N, device=DEVICE)
                 ours = getattr(fast, f"decode_{kind}")
                 seconds = timer(lambda: ours(**x, pool=pool, state_indices=indices, impl="triton"))  # noqa: B023
@@ -313,7 +317,7 @@ def time_decode(report: Report, timer: Timer) -> None:
 
 
 def time_packing(report: Report, timer: Timer) -> None:
-    small = StateGeometry("small", "kda", 2, (0, 1), 2, 2, D, D)
+    small = StateGeometry("small", "kda", 2, (0, 1), 2, 2, 16, 16)
     for name, geometry in {"small": small}.items() if timer.small else GEOMETRIES.items():
         for ranks in (1,) if timer.small else (1, 8):
             for checkpoints in (1,) if timer.small else (1, 8):

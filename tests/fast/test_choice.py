@@ -57,9 +57,12 @@ def test_triton_offers_the_same_functions_with_the_same_signatures():
     pytest.importorskip("triton")
     from dasc.fast import triton as kernels
 
-    assert set(kernels.__all__) == set(NAMES)
+    assert set(kernels.__all__) - set(NAMES) == {"ChunkTable", "chunk_table"}
     for name in NAMES:
-        assert inspect.signature(getattr(kernels, name)).parameters == inspect.signature(getattr(cpu, name)).parameters
+        parameters = dict(inspect.signature(getattr(kernels, name)).parameters)
+        if name.startswith("prefill_"):
+            assert parameters.pop("table").default is None  # what a server makes once for all layers
+        assert parameters == dict(inspect.signature(getattr(cpu, name)).parameters)
 
 
 @pytest.mark.parametrize("name", NAMES)
