@@ -64,7 +64,7 @@ class PrefillLaunch:
 def prefill_launch(
     states: int, K: int, V: int, dtypes: Sequence[torch.dtype], channel_gate: bool
 ) -> PrefillLaunch:
-    """The launch for so many states.
+    """The launch for so many states: blocks that leave no register spilled with ``K`` and ``V`` up to 128.
 
     Args:
         states: sequences times value heads.
@@ -73,17 +73,31 @@ def prefill_launch(
         dtypes: of ``q``, ``k`` and ``v``.
         channel_gate: KDA.
     """
-    operand = torch.bfloat16 if all(dtype == torch.bfloat16 for dtype in dtypes) else torch.float32
-    precision = "ieee" if torch.float32 in dtypes else "tf32"
-    whole_k, whole_v = (max(triton.next_power_of_2(size), 16) for size in (K, V))
-    # enough programs for all SMs comes before large tiles: the state's way is serial
-    state_v = 64 if states * triton.cdiv(V, 64) >= SMS else 32
+    k, v = (max(triton.next_power_of_2(size), 16) for size in (K, V))
+    if torch.float32 in dtypes:
+        return PrefillLaunch(
+            operand=torch.float32,
+            precision="ieee",
+            solve=StageLaunch(min(k, 32), min(v, 32), 8, 1),
+            state=StageLaunch(k, min(v, 32), 8, 1),
+            output=StageLaunch(min(k, 32), min(v, 64), 8, 1),
+        )
+    if torch.float16 in dtypes:
+        return PrefillLaunch(
+            operand=torch.float32,
+            precision="tf32",
+            solve=StageLaunch(min(k, 32), min(v, 64), 8 if channel_gate else 4, 1),
+            state=StageLaunch(k, min(v, 32), 4, 1 if k > 128 else 2),
+            output=StageLaunch(min(k, 32), min(v, 128), 4 if channel_gate else 8, 2),
+        )
+    # the state's way is serial: programs for all SMs come before large blocks
+    is_wide = k <= 128 and states * triton.cdiv(V, 64) >= SMS
     return PrefillLaunch(
-        operand=operand,
-        precision=precision,
-        solve=StageLaunch(min(whole_k, 64), min(whole_v, 64), 4, 2),
-        state=StageLaunch(whole_k, min(whole_v, state_v), 4, 2),
-        output=StageLaunch(min(whole_k, 64), min(whole_v, 128), 4, 2),
+        operand=torch.bfloat16,
+        precision="tf32",  # of the triangular systems, which stay in FP32
+        solve=StageLaunch(min(k, 32), min(v, 64), 8, 1) if channel_gate else StageLaunch(min(k, 64), min(v, 64), 4, 1),
+        state=StageLaunch(k, min(v, 64), 8, 2) if is_wide else StageLaunch(k, min(v, 32), 4, 2 if k > 128 else 3),
+        output=StageLaunch(min(k, 64), min(v, 128), 4 if channel_gate else 8, 2),
     )
 
 
@@ -301,28 +315,20 @@ def shipped() -> list[ShippedKernel]:
     kernels = []
     for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", torch.float32)):
         for channel_gate in (False, True):
-            launch = prefill_launch(SMS, 128, 128, [dtype] * 3, channel_gate)
-            narrow = prefill_launch(1, 128, 128, [dtype] * 3, channel_gate)
             kind = "kda" if channel_gate else "gdn"
             solve, output = (
                 (kda_solve_kernel, kda_output_kernel) if channel_gate else (gdn_solve_kernel, gdn_output_kernel)
             )
-            kernels.append(_shipped(f"{kind}_solve_{name}", solve, launch, launch.solve, name))
-            for cut in {launch, narrow}:
+            narrow, wide = (prefill_launch(states, 128, 128, [dtype] * 3, channel_gate) for states in (1, SMS))
+            kernels.append(_shipped(f"{kind}_solve_{name}", solve, wide, wide.solve, name))
+            kernels.append(_shipped(f"{kind}_output_{name}", output, wide, wide.output, name))
+            for launch in dict.fromkeys((narrow, wide)):
                 for replay in (False, True):
-                    variant = "_replay" if replay else ""
-                    kernels.append(
-                        _shipped(
-                            f"{kind}_state{variant}_{name}_v{cut.state.block_v}",
-                            state_kernel,
-                            cut,
-                            cut.state,
-                            name,
-                            {"CHUNK": 64, "CHANNEL_GATE": channel_gate, "pool_k": 1}
-                            | ({} if replay else {"keep": None}),
-                        )
-                    )
-            kernels.append(_shipped(f"{kind}_output_{name}", output, launch, launch.output, name))
+                    full_name = f"{kind}_state{'_replay' if replay else ''}_{name}_v{launch.state.block_v}"
+                    more = {"CHUNK": CHUNK_TOKENS, "CHANNEL_GATE": channel_gate, "pool_k": 1}
+                    if not replay:
+                        more["keep"] = None
+                    kernels.append(_shipped(full_name, state_kernel, launch, launch.state, name, more))
     return kernels
 
 
