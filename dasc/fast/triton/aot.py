@@ -19,7 +19,7 @@ from types import ModuleType
 
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, CompiledKernel
 
 import dasc.fast.triton
 
@@ -77,8 +77,11 @@ class CompiledReport:
     mma: bool
 
 
-def compile_shipped(kernel: ShippedKernel, capability: int = 90) -> CompiledReport:
+def compiled(kernel: ShippedKernel, capability: int = 90) -> tuple[CompiledKernel, str]:
     """Compile ``kernel`` for the compute capability; no device is needed.
+
+    Returns:
+        What Triton made of it (``.asm["ptx"]``, ``.asm["sass"]``), and what ptxas said.
 
     Raises:
         ValueError: when ``signature`` is not that of ``fn``.
@@ -96,15 +99,24 @@ def compile_shipped(kernel: ShippedKernel, capability: int = 90) -> CompiledRepo
     ):
         triton.knobs.nvidia.dump_ptxas_log = True
         triton.knobs.compilation.always_compile = True
-        compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    said = log.getvalue()
-    ptx = compiled.asm["ptx"]
+        result = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    return result, log.getvalue()
+
+
+def compile_shipped(kernel: ShippedKernel, capability: int = 90) -> CompiledReport:
+    """Compile ``kernel`` and report.
+
+    Raises:
+        ValueError: as :func:`compiled`.
+    """
+    result, said = compiled(kernel, capability)
+    ptx = result.asm["ptx"]
     return CompiledReport(
         name=kernel.name,
         registers=_number(r"Used (\d+) registers", said),
         spill_bytes=_number(r"(\d+) bytes spill stores", said) + _number(r"(\d+) bytes spill loads", said),
         local_bytes=_number(r"(\d+) bytes stack frame", said),
-        shared_bytes=compiled.metadata.shared,
+        shared_bytes=result.metadata.shared,
         wgmma="wgmma.mma_async" in ptx,
         mma="mma.sync" in ptx,
     )

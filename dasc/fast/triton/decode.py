@@ -38,8 +38,8 @@ class DecodeLaunch:
 def decode_launch(states: int, V: int, K: int) -> DecodeLaunch:
     """The largest tile that still gives every SM the programs that it can hold; a thread has 64 elements of it.
 
-    Compiled for Hopper this leaves 8 programs of two warps on an SM, with 128 KiB of state on its way to them: some
-    three times what covers the latency of the memory.
+    Compiled for Hopper, 7 or 8 programs of two warps fit on an SM, and with them 112 KiB of state or more are on their
+    way to it: some three times what covers the latency of the memory.
 
     Args:
         states: sequences times value heads.

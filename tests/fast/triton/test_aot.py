@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,15 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 import triton
 import triton.language as tl
 
-from dasc.fast.triton.aot import ShippedKernel, compile_shipped, main, problems, shipped_kernels, wrapper_modules
+from dasc.fast.triton.aot import (
+    ShippedKernel,
+    compile_shipped,
+    compiled,
+    main,
+    problems,
+    shipped_kernels,
+    wrapper_modules,
+)
 
 WRAPPERS = Path(dasc.fast.__file__).parent / "triton"
 MODULES = sorted(path.stem for path in WRAPPERS.glob("*.py") if "\ndef shipped(" in path.read_text())
@@ -37,6 +46,15 @@ def test_every_wrapper_with_kernels_is_found_and_names_tell_kernels_apart():
     assert wrapper_modules() == MODULES
     names = [kernel.name for kernel in shipped_kernels()]
     assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("name", ["decode_gdn_bf16_v32", "decode_kda_bf16_v32", "decode_kda_pool_kv_bf16_v32"])
+def test_decode_moves_the_state_16_bytes_at_a_time_and_once(name):
+    """A program of 64 threads has 32 rows of 128 elements in FP32: 16 vectors of 4 a thread."""
+    (kernel,) = (kernel for kernel in shipped_kernels(["decode"]) if kernel.name == name)
+    ptx = compiled(kernel)[0].asm["ptx"]
+    moved = {way: len(re.findall(rf"{way}\.global\S*\.v4\.b32", ptx)) for way in ("ld", "st")}
+    assert moved == {"ld": 16, "st": 16}
 
 
 # What follows is made to break the rules.
