@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -188,18 +189,31 @@ def gate_packing(report: Report, small: bool) -> None:
                 native, store, layout = packing_pools(geometry, 0.4, layout_kind, DtypePolicy(int8=int8), 4)
                 native_slots = torch.tensor([2, 0], device=DEVICE)
                 store_slots = torch.tensor([1, 3], device=DEVICE)
-                results = []
-                for module in (reference, fast):
-                    more = {"impl": "triton"} if module is fast else {}
-                    own_native = DenseState(*(t.clone() for t in native))
-                    own_store = PackedState(*(None if t is None else t.clone() for t in store))
-                    module.pack_slots(own_native, native_slots, own_store, store_slots, layout, **more)
-                    for omitted in ("zero", "leave"):
-                        target = torch.tensor([1, 3], device=DEVICE)
-                        module.unpack_slots(own_store, store_slots, own_native, target, layout, omitted=omitted, **more)
-                    results.append((*own_native, *own_store))
-                ok = all(a is b or torch.equal(a, b) for a, b in zip(*results))
+                # the reference on the CPU, where a division by 127 is one
+                theirs = run_packing(reference, native, store, layout, native_slots, store_slots, torch.device("cpu"))
+                mine = run_packing(fast, native, store, layout, native_slots, store_slots, DEVICE)
+                ok = all(a is b or torch.equal(a.cpu(), b) for a, b in zip(mine, theirs))
                 report.gate.append({"name": f"pack/unpack {kind} {layout_kind} int8={int8}", "ok": ok})
+
+
+def run_packing(
+    module: ModuleType,
+    native: DenseState,
+    store: PackedState,
+    layout: Layout,
+    native_slots: Tensor,
+    store_slots: Tensor,
+    device: torch.device,
+) -> tuple[Tensor | None, ...]:
+    """Both pools, copied to ``device``, after a store and both kinds of load."""
+    more = {"impl": "triton"} if module is fast else {}
+    dense = DenseState(*(t.to(device, copy=True) for t in native))
+    packed = PackedState(*(None if t is None else t.to(device, copy=True) for t in store))
+    sources, stored = native_slots.to(device), store_slots.to(device)
+    module.pack_slots(dense, sources, packed, stored, layout, **more)
+    for omitted, targets in (("leave", torch.tensor([1, 3], device=device)), ("zero", sources)):
+        module.unpack_slots(packed, stored, dense, targets, layout, omitted=omitted, **more)
+    return (*dense, *packed)
 
 
 # -- timing -----------------------------------------------------------------------------------------------------------
