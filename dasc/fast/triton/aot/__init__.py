@@ -12,7 +12,6 @@ import importlib
 import io
 import pkgutil
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -172,7 +171,8 @@ def main(modules: Sequence[str]) -> int:
     reports = [compile_shipped(kernel) for kernel in kernels]
     print(table(kernels, reports))
     found = [problem for kernel, report in zip(kernels, reports, strict=True) for problem in problems(kernel, report)]
-    print(*found, sep="\n")
+    for problem in found:
+        print(problem)
     return 1 if found else 0
 
 
@@ -184,7 +184,3 @@ def _number(pattern: str, text: str) -> int:
     """The number in the only line that matches."""
     (number,) = re.findall(pattern, text)
     return int(number)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
