@@ -127,7 +127,7 @@ class Serving:
             extra_buffer=mamba.enable_mamba_extra_buffer, overlap=not get_schedule().disable_overlap_schedule
         )
         demand = NativeDemand(
-            requests=limit if asked is None else min(limit, asked // parallel.attn_dp_size),
+            requests=limit if asked is None else min(limit, asked),
             slots_per_request=1 + tracking,
         )
         budget = divide(
@@ -169,17 +169,24 @@ class Serving:
         self._report(self.pool, parallel.tp_rank)
         return self.pool
 
-    def prepare(self, original: Callable[..., int | None], component: Any, *args: Any, **kwargs: Any) -> int | None:
+    def prepare(
+        self,
+        original: Callable[..., int | None],
+        component: Any,
+        req: Any,
+        insert_params: Any,
+        token_ids_len: int,
+        is_finished: bool,
+    ) -> int | None:
         """A checkpoint that finds no slot, and none that could be evicted, is not cached. SGLang would assert."""
-        request, is_finished = kwargs["req"], kwargs["is_finished"]
         pool = component.int8_ckpt_pool
-        untracked = component.cache.enable_mamba_extra_buffer and request.kv.mamba_last_track_seqlen is None
+        untracked = component.cache.enable_mamba_extra_buffer and req.kv.mamba_last_track_seqlen is None
         if pool.available_size() == 0 and (is_finished or not untracked):
             component.cache.evict(EvictParams(num_tokens=0, mamba_num=1))
             if pool.available_size() == 0:
                 self.counters.not_cached["no_room"] += 1
                 return 0
-        return original(component, *args, **kwargs)
+        return original(component, req, insert_params, token_ids_len, is_finished)
 
     def clean_up(self, original: Callable[..., None], component: Any, *args: Any, **kwargs: Any) -> None:
         """Slots that SGLang frees here held what the tree had already."""
