@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dasc.models.tasks.example import Example, Question, Rng, scatter
-from dasc.models.tasks.vocabulary import BEGIN, FILLER, REPEAT, VALUES
+from dasc.models.tasks.vocabulary import BEGIN, FILLER, REPEAT, VALUES, symbols
 
 _MOST_WORDS = 24
 
@@ -11,6 +11,6 @@ _MOST_WORDS = 24
 def copying(rng: Rng, length: int) -> Example:
     """Up to 24 words after a mark, somewhere among filler, are to be said again."""
     count = int(rng.integers(2, max(3, min(_MOST_WORDS, length // 4) + 1)))
-    words = rng.integers(VALUES.start, VALUES.stop, size=count).tolist()
+    words = rng.choice(symbols(VALUES, length), size=count).tolist()
     context = scatter(rng, [[BEGIN, *words]], length - count, (FILLER.start, FILLER.stop))
     return Example(tuple(context), (Question((REPEAT,), tuple(words)),))

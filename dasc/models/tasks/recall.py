@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from dasc.models.tasks.example import Example, Question, Rng, scatter
-from dasc.models.tasks.vocabulary import ASK, ASK_NEXT, FILLER, KEYS, VALUES
+import numpy as np
 
-_MOST_QUESTIONS = 16
+from dasc.models.tasks.example import Example, Question, Rng, scatter
+from dasc.models.tasks.vocabulary import ASK, ASK_NEXT, FILLER, KEYS, VALUES, symbols
+
 _MOST_VALUES = 3
 _FILLER = (FILLER.start, FILLER.stop)
 
 
 def recall_single(rng: Rng, length: int) -> Example:
     """One pair of key and value among filler; the key is asked for."""
-    (key,), (value,) = _draw(rng, KEYS, 1), _draw(rng, VALUES, 1)
+    (key,), (value,) = _draw(rng, symbols(KEYS, length), 1), _draw(rng, symbols(VALUES, length), 1)
     return Example(tuple(scatter(rng, [[key, value]], length - 2, _FILLER)), (Question((ASK, key), (value,)),))
 
 
 def recall_multi(rng: Rng, length: int) -> Example:
-    """Pairs of different keys among filler, at most 48, some of them asked for."""
+    """Pairs of different keys among filler, at most 48; questions about them take up to a third of the tokens."""
     pairs = int(rng.integers(2, max(3, min(48, length // 5) + 1)))
-    keys = _draw(rng, KEYS, pairs)
-    values = rng.integers(VALUES.start, VALUES.stop, size=pairs).tolist()
-    asked = rng.permutation(pairs)[:_MOST_QUESTIONS]
+    keys = _draw(rng, symbols(KEYS, length), pairs)
+    values = rng.choice(symbols(VALUES, length), size=pairs).tolist()
+    asked = rng.permutation(np.resize(rng.permutation(pairs), max(length // 6, 1)))
     context = scatter(rng, [[k, v] for k, v in zip(keys, values)], length - 2 * len(asked), _FILLER)
     return Example(tuple(context), tuple(Question((ASK, keys[i]), (values[i],)) for i in asked))
 
@@ -29,8 +30,8 @@ def recall_multi(rng: Rng, length: int) -> Example:
 def multi_value(rng: Rng, length: int) -> Example:
     """Keys with up to three different values each, told at different places; all of a key's are asked for, in order."""
     count = int(rng.integers(1, max(2, min(8, length // 16) + 1)))
-    keys = _draw(rng, KEYS, count)
-    values = [_draw(rng, VALUES, int(rng.integers(1, _MOST_VALUES + 1))) for _ in keys]
+    keys = _draw(rng, symbols(KEYS, length), count)
+    values = [_draw(rng, symbols(VALUES, length), int(rng.integers(1, _MOST_VALUES + 1))) for _ in keys]
     owners = rng.permutation([i for i in range(count) for _ in values[i]])
     left = [iter(v) for v in values]
     runs = [[keys[i], next(left[i])] for i in owners]

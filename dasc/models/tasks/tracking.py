@@ -17,6 +17,7 @@ from dasc.models.tasks.vocabulary import (
     SWAPS,
     VALUES,
     WHERE,
+    symbols,
 )
 
 _FILLER = (FILLER.start, FILLER.stop)
@@ -27,41 +28,58 @@ _PERMUTATIONS = ((0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
 
 
 def latest_value(rng: Rng, length: int) -> Example:
-    """A few variables set again and again; each variable's last value is asked for."""
-    names = rng.choice(KEYS, size=int(rng.integers(2, 9)), replace=False).tolist()
-    count = int(rng.integers(len(names), max(len(names) + 1, min(40, length // 5))))
-    chosen = rng.permutation([*names, *rng.choice(names, size=count - len(names))]).tolist()
-    values = rng.integers(VALUES.start, VALUES.stop, size=count).tolist()
-    latest = dict(zip(chosen, values))
-    context = scatter(rng, [[SET, n, v] for n, v in zip(chosen, values)], length - 2 * len(names), _FILLER)
-    return Example(tuple(context), tuple(Question((ASK, n), (latest[n],)) for n in rng.permutation(names).tolist()))
+    """A few variables set again and again; their last values are asked for, on the way, too."""
+    names = rng.choice(
+        symbols(KEYS, length), size=int(rng.integers(1, max(2, min(8, length // 12) + 1))), replace=False
+    ).tolist()
+    count = max(length // 8, len(names))
+    runs: list[list[int]] = []
+    for number, name in enumerate([*names, *rng.choice(names, size=count - len(names)).tolist()]):
+        runs.append([SET, name, int(rng.choice(symbols(VALUES, length)))])
+        runs.append([ASK, int(rng.choice(names[: number + 1]))])
+    return _told(rng, runs, names, length)
 
 
 def variable_tracking(rng: Rng, length: int) -> Example:
-    """Variables set to a value or, up to three steps from it, to an earlier variable; variables are asked for."""
-    count = int(rng.integers(2, max(3, min(20, length // 7))))
-    names = rng.choice(KEYS, size=count, replace=False).tolist()
-    value: dict[int, int] = {}
+    """Variables set to a value or, up to three steps from it, to an earlier variable; asked for on the way, too."""
+    count = max(min(20, length // 8), 1)
+    names = rng.choice(symbols(KEYS, length), size=count, replace=False).tolist()
     hops: dict[int, int] = {}
-    runs = []
+    runs: list[list[int]] = []
     for name in names:
-        sources = [other for other in value if hops[other] < _MOST_HOPS]
+        sources = [other for other in hops if hops[other] < _MOST_HOPS]
         if sources and rng.random() < 0.6:
             source = int(rng.choice(sources))
-            value[name], hops[name] = value[source], hops[source] + 1
+            hops[name] = hops[source] + 1
             runs.append([ALIAS, name, source])
         else:
-            value[name], hops[name] = int(rng.integers(VALUES.start, VALUES.stop)), 0
-            runs.append([SET, name, value[name]])
+            hops[name] = 0
+            runs.append([SET, name, int(rng.choice(symbols(VALUES, length)))])
+        runs.append([ASK, int(rng.choice(list(hops)))])
+    return _told(rng, runs, names, length)
+
+
+def _told(rng: Rng, runs: list[list[int]], names: list[int], length: int) -> Example:
+    """Statements and questions about what they made true, with questions about some of all names in the end."""
     asked = rng.permutation(names)[:_MOST_QUESTIONS].tolist()
     context = scatter(rng, runs, length - 2 * len(asked), _FILLER)
-    return Example(tuple(context), tuple(Question((ASK, n), (value[n],)) for n in asked))
+    value: dict[int, int] = {}
+    probes = []
+    for position, token in enumerate(context):
+        if token == SET:
+            value[context[position + 1]] = context[position + 2]
+        elif token == ALIAS:
+            value[context[position + 1]] = value[context[position + 2]]
+        elif token == ASK:
+            probes.append((position + 1, value[context[position + 1]]))
+    questions = tuple(Question((ASK, name), (value[name],)) for name in asked)
+    return Example(tuple(context), questions, tuple(probes))
 
 
 def parity(rng: Rng, length: int) -> Example:
     """Flips among filler, at most 12: is their number even or odd? Asked on the way, too."""
-    flips = int(rng.integers(0, _MOST_CHANGES + 1))
-    marks = [FLIP] * flips + [PARITY] * (flips + 2)
+    most = min(length // 8, _MOST_CHANGES)
+    marks = [FLIP] * int(rng.integers(0, most + 1)) + [PARITY] * (most + 1)
     context = scatter(rng, [[mark] for mark in rng.permutation(marks).tolist()], length - 1, _FILLER)
     probes, odd = [], False
     for position, token in enumerate(context):
@@ -73,8 +91,8 @@ def parity(rng: Rng, length: int) -> Example:
 
 def permutation(rng: Rng, length: int) -> Example:
     """The ball begins in the first cup, and cups are permuted, at most 12 times: where is it? Asked on the way, too."""
-    changes = int(rng.integers(0, _MOST_CHANGES + 1))
-    marks = [*rng.choice(SWAPS, size=changes).tolist(), *[WHERE] * (changes + 2)]
+    most = min(length // 8, _MOST_CHANGES)
+    marks = [*rng.choice(SWAPS, size=rng.integers(0, most + 1)).tolist(), *[WHERE] * (most + 1)]
     context = scatter(rng, [[mark] for mark in rng.permutation(marks).tolist()], length - 1, _FILLER)
     probes, cup = [], 0
     for position, token in enumerate(context):

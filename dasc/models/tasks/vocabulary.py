@@ -34,3 +34,10 @@ VALUES = range(352, 416)
 FILLER = range(416, 448)
 
 VOCABULARY = 448
+
+_FEWEST_SYMBOLS = 8
+
+
+def symbols(ids: range, length: int) -> range:
+    """The first ``length // 2`` of ``ids``, but at least 8: short sequences are about few symbols, to begin with."""
+    return ids[: max(length // 2, _FEWEST_SYMBOLS)]
