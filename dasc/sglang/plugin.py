@@ -16,19 +16,20 @@ def register() -> None:
     """Read the configuration, check SGLang, and register the hooks. Without ``DASC_PLAN`` and ``DASC_CONFIG``: nothing.
 
     Raises:
-        SystemExit: in one line, for a configuration that is wrong or an SGLang that has changed.
+        SystemExit: for a configuration that is wrong or an SGLang that has changed, with one line on standard error.
     """
     global serving
     if not os.environ.get("DASC_PLAN") and not os.environ.get("DASC_CONFIG"):
         return
     from dasc.sglang.config import read_config
+    from dasc.sglang.refusing import refuse
     from dasc.sglang.targets import check_targets
 
     try:
         config = read_config(os.environ)
         check_targets()
     except ValueError as error:
-        raise SystemExit(f"dasc: {error}") from None
+        refuse(error)
     assert config is not None
 
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from sglang.srt.arg_groups.model_override_base import model_config_of, resolving_view
@@ -24,6 +24,7 @@ from dasc.sglang.config import Config
 from dasc.sglang.metrics import Exporter, Reporter
 from dasc.sglang.plans import load_plan, placement_mode, plan_summary
 from dasc.sglang.pool import CompressedPool
+from dasc.sglang.refusing import EXIT_STATUS, refuse
 from dasc.sglang.served import ServedState
 from dasc.units import format_bytes
 
@@ -32,23 +33,15 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def stop(message: str) -> NoReturn:
-    """End this process with one line on standard error and exit status 1.
-
-    ``SystemExit`` is what it takes: SGLang logs any ``Exception`` of a plugin and goes on without it.
-    """
-    raise SystemExit(f"dasc: {' '.join(message.split())}")
-
-
 def stopping(hook: Callable[P, T]) -> Callable[P, T]:
-    """Make a hook stop the server when it refuses something, in place of a traceback."""
+    """Make a hook stop the server with one line, in place of a traceback, when it raises for what it was given."""
 
     @functools.wraps(hook)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return hook(*args, **kwargs)
         except (ValueError, OSError, ExchangeError) as error:
-            stop(str(error))
+            refuse(error)
 
     return guarded
 
@@ -84,10 +77,13 @@ class Serving:
 
     # -- main process -------------------------------------------------------------------------------------------------
 
-    def launch(self, original: Callable[..., T], engine: type, server_args: Any, *args: Any, **kwargs: Any) -> T:
+    def launch(self, original: Callable[..., Any], engine: type, server_args: Any, *args: Any, **kwargs: Any) -> Any:
         """Before SGLang starts its schedulers, and so before weights load: check all that can be checked."""
         self._check(server_args)
-        return original(engine, server_args, *args, **kwargs)
+        launched = original(engine, server_args, *args, **kwargs)
+        result = launched[0]
+        result.wait_for_ready = functools.partial(_wait_for_ready, result.wait_for_ready)
+        return launched
 
     @stopping
     def _check(self, server_args: Any) -> None:
@@ -212,6 +208,16 @@ class Serving:
         if get_observability().enable_metrics:
             exporter = Exporter(self.counters, lambda: occupancy(pool), {"tp_rank": str(rank)})
         Reporter(lambda: summary(self.counters, pool), self.config.log_interval if rank == 0 else 0, exporter).start()
+
+
+def _wait_for_ready(original: Callable[[], None]) -> None:
+    """What SGLang makes of a scheduler that stopped with a line of ours is a traceback that tells less."""
+    try:
+        original()
+    except RuntimeError as error:
+        if f"(exit code: {EXIT_STATUS})" in str(error):
+            raise SystemExit(EXIT_STATUS) from None
+        raise
 
 
 def occupancy(pool: CompressedPool) -> dict[str, float]:

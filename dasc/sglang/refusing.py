@@ -1,0 +1,20 @@
+"""Stopping the server with one line. SGLang logs any ``Exception`` of a plugin and goes on without it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+EXIT_STATUS = os.EX_CONFIG
+"""By which SGLang's main process knows that a scheduler stopped for a reason already told."""
+
+
+def refuse(reason: object) -> NoReturn:
+    """Write one line to standard error and leave this process with :data:`EXIT_STATUS`.
+
+    Raises:
+        SystemExit: always.
+    """
+    print(f"dasc: {' '.join(str(reason).split())}", file=sys.stderr, flush=True)
+    raise SystemExit(EXIT_STATUS)
