@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dasc.contract import DenseState, PackedState, check_slots
-from dasc.fast.cpu.packing import pack, unpack
+from dasc.fast.cpu.packing import load_units, store_units
 from dasc.layout import Layout, RaggedLayout
 
 
@@ -19,10 +19,9 @@ def pack_slots(
     """Store ``n`` states; see :func:`dasc.fast.pack_slots`."""
     check_slots(native, native_slots, store, store_slots, layout, written="store")
     for source, target in zip(native_slots.tolist(), store_slots.tolist()):
-        packed = pack(native.temporal[:, [source]], native.conv[:, [source]], layout)
-        for part, stored in zip(_one_slot(store, target, layout), packed):
-            if part is not None and stored is not None:
-                part.copy_(stored)
+        slot = _slot(store, target, layout)
+        store_units(native.temporal[:, source : source + 1], layout, slot.temporal, slot.scales)
+        slot.conv.copy_(native.conv[:, source : source + 1])
 
 
 @torch.no_grad()
@@ -40,13 +39,14 @@ def unpack_slots(
     if omitted not in ("zero", "leave"):
         raise ValueError(f"omitted must be 'zero' or 'leave', got {omitted!r}")
     for source, target in zip(store_slots.tolist(), native_slots.tolist()):
-        base = native.temporal[:, [target]] if omitted == "leave" else None
-        dense = unpack(_one_slot(store, source, layout), layout, base)
-        native.temporal[:, [target]] = dense.temporal
-        native.conv[:, [target]] = dense.conv
+        slot = _slot(store, source, layout)
+        state = native.temporal[:, target : target + 1]
+        load_units(slot.temporal, slot.scales, layout, state, state if omitted == "leave" else None)
+        native.conv[:, target : target + 1] = slot.conv
 
 
-def _one_slot(store: PackedState, slot: int, layout: Layout) -> PackedState:
+def _slot(store: PackedState, slot: int, layout: Layout) -> PackedState:
+    """Views of one slot."""
     one = slice(slot, slot + 1)
     at = (one,) if isinstance(layout, RaggedLayout) else (slice(None), one)
     return PackedState(store.temporal[at], store.conv[:, one], None if store.scales is None else store.scales[at])
