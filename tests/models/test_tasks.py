@@ -1,12 +1,11 @@
 """Every task: exact lengths, ids in range, answers that follow from the context by another way of working them out."""
 
-import contextlib
 from collections import Counter
 
 import numpy as np
 import pytest
 
-from dasc.models.tasks import TASKS, VOCABULARY, Example, Question
+from dasc.models.tasks import SHORTEST, TASKS, VOCABULARY, Example, Question
 from dasc.models.tasks import vocabulary as ids
 from dasc.models.tasks.text import passages
 
@@ -38,12 +37,11 @@ def test_an_example_follows_the_seed(name: str):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_too_few_tokens_are_refused_or_suffice(name: str):
+def test_the_shortest_length_always_suffices_and_a_token_does_not(name: str):
+    for seed in range(200):
+        assert len(TASKS[name](np.random.default_rng(seed), SHORTEST[name]).sequence()[0]) == SHORTEST[name]
     with pytest.raises(ValueError, match="length must be at least"):
         TASKS[name](np.random.default_rng(0), 1)
-    for length in range(2, 64):
-        with contextlib.suppress(ValueError):
-            assert len(TASKS[name](np.random.default_rng(0), length).sequence()[0]) == length
 
 
 def test_answers_of_several_tokens_are_fed_but_for_the_last():

@@ -1,6 +1,7 @@
 """Training learns, goes on exactly where it stopped, and leaves a model that serves."""
 
 import dataclasses
+import json
 import math
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from dasc import reference
 from dasc.models import read_checkpoint
 from dasc.models.hybrid import HybridModel, load_hybrid
+from dasc.models.train.__main__ import main
 from dasc.models.train.evaluate import examples, score
 from dasc.models.train.initial import initial_weights
 from dasc.models.train.recipes import RECIPES, Recipe, Stage
@@ -77,6 +79,19 @@ def test_horizons_begin_from_a_few_tokens_to_thousands(name: str, tmp_path):
     assert horizons.min() < 20
     assert horizons.max() > 1500
     assert 20 < horizons.median() < 1000
+
+
+def test_the_command_stops_goes_on_and_writes_its_scores(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(RECIPES, "gdn", small("gdn", tasks=("parity",), steps=3))
+    monkeypatch.setattr(torch, "set_flush_denormal", lambda on: True)  # other tests share this process
+    command = ["gdn", "-o", str(tmp_path), "--seed", "2"]
+    main([*command, "--minutes", "0"])
+    assert not (tmp_path / "training.json").exists()
+    main(command)
+    result = json.loads((tmp_path / "training.json").read_text())
+    assert result["steps"] == 3
+    assert set(result["scores"]["parity"]) == {"128", "256", "512"}
+    assert "step 3 " in capsys.readouterr().out
 
 
 def test_weights_follow_the_seed():

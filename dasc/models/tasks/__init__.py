@@ -6,6 +6,7 @@ from dasc.models.tasks.aggregation import common_words, frequent_words
 from dasc.models.tasks.copying import copying
 from dasc.models.tasks.example import Draw, Example, Question
 from dasc.models.tasks.recall import multi_value, recall_multi, recall_single
+from dasc.models.tasks.text import SHORTEST as SHORTEST_TEXT
 from dasc.models.tasks.text import text
 from dasc.models.tasks.tracking import latest_value, parity, permutation, variable_tracking
 from dasc.models.tasks.vocabulary import VOCABULARY
@@ -28,4 +29,7 @@ TASKS: dict[str, Draw] = {
 }
 """Every task, by name."""
 
-__all__ = ["TASKS", "VOCABULARY", "Draw", "Example", "Question"]
+SHORTEST = dict.fromkeys(TASKS, 32) | {"text": SHORTEST_TEXT}
+"""Tokens of a sequence that every draw of a task fits in."""
+
+__all__ = ["SHORTEST", "TASKS", "VOCABULARY", "Draw", "Example", "Question"]

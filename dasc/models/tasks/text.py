@@ -15,6 +15,9 @@ _LONGEST_QUESTION = 40
 _LEAST_CONTEXT = 64
 _WORDS_BEFORE = 60  # as many letters as the questions leave free, and more
 
+SHORTEST = _LEAST_CONTEXT + _QUESTIONS * _LONGEST_QUESTION
+"""Tokens of the shortest example."""
+
 
 @cache
 def passages() -> str:
@@ -43,11 +46,9 @@ def text(rng: Rng, length: int) -> Example:
     start = int(rng.integers(len(words)))
     chosen: list[str] = []
     changed: list[int] = []
+    if length < SHORTEST:
+        raise ValueError(f"length must be at least {SHORTEST} tokens, got {length}")
     room = length - _QUESTIONS * _LONGEST_QUESTION
-    if room < _LEAST_CONTEXT:
-        raise ValueError(
-            f"length must be at least {_LEAST_CONTEXT + _QUESTIONS * _LONGEST_QUESTION} tokens, got {length}"
-        )
     while len(" ".join(chosen)) < room:
         if len(chosen) == _CUE_WORDS or (len(chosen) > _CUE_WORDS and rng.random() < 1 / 6):
             changed.append(len(chosen))

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dasc.models.train.evaluate import examples, score
+from dasc.models.train.evaluate import score_all
 from dasc.models.train.recipes import RECIPES
-from dasc.models.train.trainer import SHORTEST, Training, train
+from dasc.models.train.trainer import Training, train
 
-_LENGTHS = (128, 256, 512)
-_EXAMPLES = 100
 RESULT_FILE = "training.json"
 
+_EXAMPLES = 100
 
-def main() -> None:
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Train, then score every task and write the scores beside the model."""
     parser = argparse.ArgumentParser(prog="python -m dasc.models.train", description=__doc__)
     parser.add_argument("recipe", choices=sorted(RECIPES))
@@ -26,36 +28,29 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default 0)")
     parser.add_argument("--minutes", type=float, help="stop after so many; the same command goes on later")
     parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(given.threads)
     torch.set_flush_denormal(True)  # arithmetic on what has decayed to nothing is slow otherwise
-    recipe = RECIPES[arguments.recipe]
-    training = Training.resume(recipe, arguments.seed, arguments.output)
-    if not train(training, arguments.output, arguments.minutes, _say):
+    recipe = RECIPES[given.recipe]
+    training = Training.resume(recipe, given.seed, given.output)
+    if not train(training, given.output, given.minutes, _say):
         return
+    weights = {name: w.detach() for name, w in training.weights.items()}
+    scores = score_all(recipe.config, weights, recipe.tasks, _EXAMPLES)
     result = {
-        "command": f"python -m dasc.models.train {arguments.recipe} -o FOLDER --seed {arguments.seed}",
+        "command": f"python -m dasc.models.train {given.recipe} -o FOLDER --seed {given.seed}",
         "torch": torch.__version__,
-        "parameters": sum(w.numel() for w in training.weights.values()),
+        "parameters": sum(w.numel() for w in weights.values()),
         "steps": training.step,
         "minutes": round(training.seconds / 60, 1),
-        "scores": scores(training),
+        "scores": {
+            name: {length: dataclasses.asdict(score) for length, score in of_task.items()}
+            for name, of_task in scores.items()
+        },
     }
-    (arguments.output / RESULT_FILE).write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result, indent=2))
-
-
-def scores(training: Training) -> dict[str, dict[int, dict[str, float]]]:
-    """Share of questions answered and of tokens, by task and length."""
-    weights = {name: w.detach() for name, w in training.weights.items()}
-    found: dict[str, dict[int, dict[str, float]]] = {}
-    for name in training.recipe.tasks:
-        found[name] = {}
-        for length in _LENGTHS:
-            if length >= SHORTEST.get(name, 0):
-                result = score(training.recipe.config, weights, examples(name, length, _EXAMPLES))
-                found[name][length] = {"right": round(result.right, 4), "tokens": round(result.tokens, 4)}
-    return found
+    text = json.dumps(result, indent=2)
+    (given.output / RESULT_FILE).write_text(text + "\n")
+    print(text)
 
 
 def _say(entry: dict[str, Any]) -> None:

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from dasc.models.hybrid.config import HybridConfig
-from dasc.models.tasks import TASKS, Example
+from dasc.models.tasks import SHORTEST, TASKS, Example
 from dasc.models.train.forward import logits
 
 _BATCH_TOKENS = 8192
+_LENGTHS = (128, 256, 512)
 # Training draws from (seed, step); these examples are from elsewhere.
 _STREAM = 2**32 - 1
 
@@ -61,3 +62,17 @@ def score(config: HybridConfig, weights: Mapping[str, Tensor], drawn: Sequence[E
             for of_question in right.split([len(question.answer) for question in example.questions]):
                 right_questions.append(bool(of_question.all()))
     return Score(len(right_questions), float(np.mean(right_questions)), float(np.mean(right_tokens)))
+
+
+def score_all(
+    config: HybridConfig, weights: Mapping[str, Tensor], names: Sequence[str], count: int
+) -> dict[str, dict[int, Score]]:
+    """Scores of some tasks at 128, 256 and 512 tokens, where these are enough, on ``count`` examples each."""
+    return {
+        name: {
+            length: score(config, weights, examples(name, length, count))
+            for length in _LENGTHS
+            if length >= SHORTEST[name]
+        }
+        for name in names
+    }

@@ -53,7 +53,7 @@ class Recipe:
 
     config: HybridConfig
     tasks: tuple[str, ...] = tuple(TASKS)
-    steps: int = 20_000
+    steps: int = 12_000
     batch_tokens: int = 2048
     learning_rate: float = 2e-3
     warmup: int = 200

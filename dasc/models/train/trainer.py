@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from dasc.models.hybrid.files import save_hybrid
+from dasc.models.tasks import SHORTEST
 from dasc.models.train.batches import TrainingBatch, draw_batch
 from dasc.models.train.forward import hidden_states
 from dasc.models.train.initial import initial_weights
@@ -125,7 +126,7 @@ class Training:
     def _batch(self) -> TrainingBatch:
         rng = np.random.default_rng((self.seed, self.step))
         length = int(rng.choice(self.recipe.lengths(self.step)))
-        names = [name for name in self.recipe.tasks if length >= SHORTEST.get(name, 0)]
+        names = [name for name in self.recipe.tasks if length >= SHORTEST[name]]
         weights = np.array([_LEAST_WEIGHT + 1 - self.accuracy[name] for name in names])
         sequences = max(self.recipe.batch_tokens // length, 1)
         chosen = rng.choice(len(names), size=sequences, p=weights / weights.sum())
@@ -135,10 +136,6 @@ class Training:
         for name in dict.fromkeys(batch.names):
             of_task = torch.tensor([other == name for other in batch.names])[batch.rows] & batch.answers
             self.accuracy[name] += _NEW * (right[of_task].float().mean().item() - self.accuracy[name])
-
-
-SHORTEST = {"text": 192}
-"""Least tokens of a sequence of some tasks."""
 
 
 def _is_matrix(name: str, weight: Tensor) -> bool:
