@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import os
+from pathlib import Path
 
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
 from torch import Tensor
 
 from dasc.geometry import DtypePolicy
-from dasc.models import read_checkpoint
+from dasc.models import Checkpoint, CheckpointError, read_checkpoint
 from dasc.plan import PlanError, SelectionPlan
 from dasc.planner import build_plan
 from dasc.sglang.config import AUTO, Config
@@ -20,7 +24,7 @@ def load_plan(config: Config, model: str, revision: str | None, ranks: int, dtyp
 
     Args:
         model: folder or Hub id; only its configuration and decay parameters are read.
-        revision: of a Hub id.
+        revision: of a Hub id. With ``HF_HUB_OFFLINE`` the copy in the Hub's local cache is read.
         ranks: tensor-parallel degree, which the plan must have a placement for.
         dtypes: of the served state; ``int8`` is the configuration's.
 
@@ -29,7 +33,7 @@ def load_plan(config: Config, model: str, revision: str | None, ranks: int, dtyp
         PlanError: for a plan file that cannot be used, is for other weights, or has other settings than ``config``.
         ValueError: for settings that the model does not allow, or a plan without a placement for so many ranks.
     """
-    checkpoint = read_checkpoint(model, revision=revision)
+    checkpoint = _read(model, revision)
     if config.plan == AUTO:
         return build_plan(
             checkpoint,
@@ -45,6 +49,15 @@ def load_plan(config: Config, model: str, revision: str | None, ranks: int, dtyp
     plan.layouts(ranks)
     _check_settings(config, plan, ranks)
     return plan
+
+
+def _read(model: str, revision: str | None) -> Checkpoint:
+    if not constants.HF_HUB_OFFLINE or os.path.exists(model):
+        return read_checkpoint(model, revision=None if os.path.exists(model) else revision)
+    try:
+        return read_checkpoint(Path(snapshot_download(model, revision=revision, local_files_only=True)))
+    except LocalEntryNotFoundError as error:
+        raise CheckpointError(f"{model} is not in the local cache of the Hub, and HF_HUB_OFFLINE is set") from error
 
 
 def placement_mode(plan: SelectionPlan, ranks: int) -> str:
