@@ -118,9 +118,7 @@ def shipped() -> list[ShippedKernel]:
     return kernels
 
 
-def _shipped(
-    name: str, launch: GateLaunch, dtype: str, units: int, per_head: int | None, safe: bool
-) -> ShippedKernel:
+def _shipped(name: str, launch: GateLaunch, dtype: str, units: int, per_head: int | None, safe: bool) -> ShippedKernel:
     constexprs: dict[str, object] = {
         "UNITS": units,
         "PER_HEAD": per_head or 1,

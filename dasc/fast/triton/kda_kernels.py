@@ -84,8 +84,8 @@ def kda_solve_kernel(
     """A program: one chunk of one value head.
 
     Writes ``u`` ``[tokens, HV, V]`` and ``w`` ``[tokens, HV, K]``; ``queries`` ``[tokens, HV, K]``, scaled and decayed
-    since the chunk's start; ``keys`` ``[tokens, HV, K]``, decayed until its end; ``pairs`` ``[tokens, HV, C]``, what each
-    query gets of each write; and ``decay`` ``[chunk, HV, K]`` of the whole chunk.
+    since the chunk's start; ``keys`` ``[tokens, HV, K]``, decayed until its end; ``pairs`` ``[tokens, HV, C]``, what
+    each query gets of each write; and ``decay`` ``[chunk, HV, K]`` of the whole chunk.
 
     Of two tokens ``j < i`` in different sub-blocks of 16, take the halves of the chunk, or of a half, that they fall
     into: the decay between them is that of ``j`` until the end of its part times that of ``i`` since the start of its
@@ -162,14 +162,10 @@ def kda_solve_kernel(
     overlap = tl.where(same, on_diagonal(tl.permute(own_overlap, (0, 2, 1)), C), overlap)
     reads = tl.where(same, on_diagonal(tl.permute(own_reads, (0, 2, 1)), C), reads)
     reads = tl.where(i[:, None] >= i[None, :], reads * q_norm[:, None] * k_norm[None, :], 0.0)
-    tl.store(
-        pairs + (rows[:, None] * HV + head) * C + i[None, :], reads.to(pairs.dtype.element_ty), mask=live[:, None]
-    )
+    tl.store(pairs + (rows[:, None] * HV + head) * C + i[None, :], reads.to(pairs.dtype.element_ty), mask=live[:, None])
     lower = tl.where(i[:, None] > i[None, :], overlap * (b * k_norm)[:, None] * k_norm[None, :], 0.0)
     inverse = inverse_of_unit_lower(lower, C, PRECISION) * b[None, :]
-    times_rows(
-        inverse.to(OPERAND), v + head * v_head, u + head * V, rows, live, v_row, HV * V, V, BLOCK_V, PRECISION
-    )
+    times_rows(inverse.to(OPERAND), v + head * v_head, u + head * V, rows, live, v_row, HV * V, V, BLOCK_V, PRECISION)
     inverse = (inverse * k_norm[None, :]).to(OPERAND)
     for first in range(0, K, BLOCK_K):
         at = first + tl.arange(0, BLOCK_K)

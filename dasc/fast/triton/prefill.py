@@ -202,7 +202,7 @@ def _run(
     table: ChunkTable,
 ) -> Tensor:
     """All kernels on checked arguments; writes to ``pool`` and returns ``o``."""
-    check_dtypes(**dict(zip("q k v g beta".split(), inputs)), pool=pool)
+    check_dtypes(**dict(zip(["q", "k", "v", "g", "beta"], inputs)), pool=pool)
     if gate is not None:
         check_dtypes(A_log=gate.A_log, dt_bias=gate.dt_bias)
     v = inputs[2]

@@ -61,9 +61,7 @@ class PrefillLaunch:
     output: StageLaunch
 
 
-def prefill_launch(
-    states: int, K: int, V: int, dtypes: Sequence[torch.dtype], channel_gate: bool
-) -> PrefillLaunch:
+def prefill_launch(states: int, K: int, V: int, dtypes: Sequence[torch.dtype], channel_gate: bool) -> PrefillLaunch:
     """The launch for so many states: blocks that leave no register spilled with ``K`` and ``V`` up to 128.
 
     Args:
@@ -325,7 +323,7 @@ def shipped() -> list[ShippedKernel]:
             for launch in dict.fromkeys((narrow, wide)):
                 for replay in (False, True):
                     full_name = f"{kind}_state{'_replay' if replay else ''}_{name}_v{launch.state.block_v}"
-                    more = {"CHUNK": CHUNK_TOKENS, "CHANNEL_GATE": channel_gate, "pool_k": 1}
+                    more: dict[str, object] = {"CHUNK": CHUNK_TOKENS, "CHANNEL_GATE": channel_gate, "pool_k": 1}
                     if not replay:
                         more["keep"] = None
                     kernels.append(_shipped(full_name, state_kernel, launch, launch.state, name, more))
@@ -349,9 +347,9 @@ def _shipped(
     constexprs = flags | _constants(shape, launch, stage) | (more or {})
     constexprs = {arg: constexprs[arg] for arg in fn.arg_names if arg in constexprs}
     operand = "bf16" if launch.operand == torch.bfloat16 else "fp32"
-    types = dict.fromkeys("q k v g beta o".split(), f"*{dtype}")
-    types |= dict.fromkeys("u w queries keys pairs states".split(), f"*{operand}")
-    types |= dict.fromkeys("A_log dt_bias pool".split(), "*fp32") | dict.fromkeys(["scale", "lower_bound"], "fp32")
+    types = dict.fromkeys(["q", "k", "v", "g", "beta", "o"], f"*{dtype}")
+    types |= dict.fromkeys(["u", "w", "queries", "keys", "pairs", "states"], f"*{operand}")
+    types |= dict.fromkeys(["A_log", "dt_bias", "pool"], "*fp32") | dict.fromkeys(["scale", "lower_bound"], "fp32")
     types |= {"chunks": "*i64", "sequences": "*i64", "state_indices": "*i64", "keep": "*u8", "log_since": "*fp64"}
     types["decay"] = "*fp64" if is_gdn else "*fp32"
     if fn in (kda_output_kernel, state_kernel):

@@ -148,9 +148,7 @@ def gdn_solve_kernel(
     squares = tl.zeros((C,), tl.float32)
     for first in range(0, K, BLOCK_K):
         at = first + tl.arange(0, BLOCK_K)
-        keys = tl.load(
-            k + rows[:, None] * k_row + at[None, :], mask=live[:, None] & (at < K)[None, :], other=0.0
-        )
+        keys = tl.load(k + rows[:, None] * k_row + at[None, :], mask=live[:, None] & (at < K)[None, :], other=0.0)
         if L2NORM:
             wide = keys.to(tl.float32)
             squares += tl.sum(wide * wide, axis=1)
@@ -164,8 +162,6 @@ def gdn_solve_kernel(
     decay = tl.exp2(tl.where(before, log[:, None] - log[None, :], 0.0).to(tl.float32))
     lower = tl.where(before, gram * decay * (b * norm)[:, None] * norm[None, :], 0.0)
     inverse = inverse_of_unit_lower(lower, C, PRECISION) * norm[:, None] * b[None, :]
-    times_rows(
-        inverse.to(OPERAND), v + head * v_head, u + head * V, rows, live, v_row, HV * V, V, BLOCK_V, PRECISION
-    )
+    times_rows(inverse.to(OPERAND), v + head * v_head, u + head * V, rows, live, v_row, HV * V, V, BLOCK_V, PRECISION)
     inverse *= (norm * tl.exp2(log.to(tl.float32)))[None, :]
     times_rows(inverse.to(OPERAND), k, w + head * K, rows, live, k_row, HV * K, K, BLOCK_K, PRECISION)

@@ -45,8 +45,8 @@ def state_kernel(
     slot, goes through the rest and back to the slot. Before each chunk the state is left in ``states`` ``[chunk, HV, K,
     V]``, and ``u`` becomes the chunk's writes, ``u - w S^T``.
 
-    ``decay`` is ``log_since`` of GDN, or of KDA that of a whole chunk, ``[chunk, HV, K]``; KDA's ``k`` are decayed until
-    the end of the chunk. Without ``keep`` (``None``) there is no replay.
+    ``decay`` is ``log_since`` of GDN, or of KDA that of a whole chunk, ``[chunk, HV, K]``; KDA's ``k`` are decayed
+    until the end of the chunk. Without ``keep`` (``None``) there is no replay.
     """
     blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     pid = tl.program_id(0)
