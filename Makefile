@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 OUT ?= build
+SIZE ?= usual
 
 .PHONY: help venv run plan test lint bench clean
 
@@ -32,8 +33,11 @@ lint: venv ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: venv ## run the benchmark suites
-	$(BIN)/python -m pytest benchmarks --benchmark-only
+bench: venv ## measure against peers, floors and copy bandwidth (five minutes; SIZE=long for all of it)
+	@mkdir -p $(OUT)
+	$(BIN)/python -m pytest benchmarks/bench_*.py --benchmark-only --benchmark-columns=median,iqr,rounds \
+		--size $(SIZE) --benchmark-json=$(OUT)/bench.json
+	$(BIN)/python benchmarks/report.py $(OUT)/bench.json $(OUT)/bench.md
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) $(OUT) .pytest_cache .hypothesis .mypy_cache .ruff_cache

@@ -98,8 +98,9 @@ def measure(benchmark, supply: Prompts, count: int, act) -> None:
         rounds=7,
         warmup_rounds=2,
     )
-    benchmark.extra_info["us_each"] = round(benchmark.stats["median"] / count * 1e6, 1)
-    benchmark.extra_info["per_second"] = round(count / benchmark.stats["median"])
+    if benchmark.stats is not None:  # None when benchmarks are only tried out
+        benchmark.extra_info["us_each"] = round(benchmark.stats["median"] / count * 1e6, 1)
+        benchmark.extra_info["per_second"] = round(count / benchmark.stats["median"])
 
 
 @pytest.mark.parametrize("page", [1, 64])
@@ -121,7 +122,7 @@ def test_requests_under_pressure(benchmark, page):
     measure(benchmark, supply, 200, lambda prompt: request(cache, next(numbers), prompt))
     benchmark.extra_info |= {"page": page, "prompt_tokens": PROMPT_TOKENS}
     check(cache)
-    assert cache.counters.hits["compressed"] > 0.8 * cache.counters.requests
+    assert cache.counters.hits["compressed"] > 0.75 * cache.counters.requests
 
 
 def test_requests_as_a_simulator_makes_them(benchmark):
@@ -133,7 +134,15 @@ def test_requests_as_a_simulator_makes_them(benchmark):
     check(cache)
 
 
-@pytest.mark.parametrize("nodes", [1_000, 10_000, 100_000, 1_000_000])
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        1_000,
+        pytest.param(10_000, marks=pytest.mark.usual),
+        pytest.param(100_000, marks=pytest.mark.usual),
+        pytest.param(1_000_000, marks=pytest.mark.long),
+    ],
+)
 def test_growth_with_the_tree(benchmark, nodes):
     """A cycle in a full tree of as many short prompts."""
     cache = build(1, nodes, SHORT_TOKENS)

@@ -3,81 +3,101 @@
     pytest benchmarks/bench_packing.py
 
 ``share_of_copy_bandwidth`` in ``extra_info`` is the bytes moved a second (each byte read and each written) over those
-of a ``clone``, which like pack and unpack writes to a new tensor, timed in the same rounds; median of the rounds.
+of a copy timed in the same rounds: of a ``clone`` for ``pack`` and ``unpack``, which write to new tensors too, of
+``copy_`` for slots, which write to what is there. It is the median of the rounds.
 
 A KDA unit is a column of its head's ``[V, K]`` state and 16 FP32 columns share a cache line: packing scattered columns
 moves nearly every line of the heads that keep any. ``line_bytes`` counts those, and ``share_by_lines`` is the share of
 copy bandwidth with them in place of the units' own bytes.
 """
 
+import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
 from dasc import fast, reference
-from dasc.geometry import DtypePolicy, StateGeometry
+from dasc.contract import DenseState, PackedState
+from dasc.geometry import DtypePolicy
 from dasc.layout import Layout, RaggedLayout
-from dasc.models.synthetic import GEOMETRIES, example_gate, published_kimi_linear
-from dasc.reference import select_units, static_horizons
+from tests.masks import model_mask
 
-THREADS, LINE_BYTES = 2, 64
-MODELS = pytest.mark.parametrize(("model", "w_max"), [("kimi-linear", 16), ("qwen3-next", 64), ("kimi-k3", 128)])
-A_S = {"kimi-linear": -0.3, "qwen3-next": -0.3, "kimi-k3": 0.8}
+pytestmark = pytest.mark.usefixtures("threads")
 
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(THREADS)
-    yield
-    torch.set_num_threads(before)
+LINE_BYTES = 64
 
 
-@cache
-def geometry_and_mask(model: str, w_max: int) -> tuple[StateGeometry, Tensor]:
-    """Kimi-Linear's mask has the published counts; the others come from made-up parameters."""
-    if model == "kimi-linear":
-        geometry, gate = published_kimi_linear()
-    else:
-        geometry = GEOMETRIES[model]
-        gate = example_gate(geometry)
-    return geometry, select_units(static_horizons(gate, A_S[model]), w_max)
+class Case(NamedTuple):
+    model: str
+    w_max: int
+    int8: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.model}-{self.w_max}{'-int8' if self.int8 else ''}"
+
+    def build(self, smoke: bool) -> tuple[Tensor, Tensor, RaggedLayout]:
+        """One state, its convolution rows and the layout; of two layers only in a smoke run."""
+        geometry, mask = model_mask(self.model, self.w_max)
+        if smoke:
+            geometry, mask = dataclasses.replace(geometry, recurrent_layers=geometry.recurrent_layers[:2]), mask[:2]
+        layout = RaggedLayout.from_mask(geometry, mask, DtypePolicy(int8=self.int8))
+        L, *state = geometry.state_shape
+        _, *conv = geometry.conv_shape
+        gen = torch.Generator().manual_seed(0)
+        return torch.randn(L, 1, *state, generator=gen), torch.randn(L, 1, *conv, generator=gen).bfloat16(), layout
 
 
-def build(model: str, w_max: int, int8: bool) -> tuple[Tensor, Tensor, RaggedLayout]:
-    geometry, mask = geometry_and_mask(model, w_max)
-    layout = RaggedLayout.from_mask(geometry, mask, DtypePolicy(int8=int8))
-    L, *state = geometry.state_shape
-    _, *conv = geometry.conv_shape
-    gen = torch.Generator().manual_seed(0)
-    return torch.randn(L, 1, *state, generator=gen), torch.randn(L, 1, *conv, generator=gen).bfloat16(), layout
+BASIC = [Case("kimi-linear", 16), Case("qwen3-next", 64)]
+EXACT = [
+    *BASIC,
+    *(
+        pytest.param(Case(model, w_max), marks=pytest.mark.usual)
+        for model, w_max in (("kimi-linear", 64), ("kimi-linear", 128), ("qwen3-next", 16), ("qwen3-next", 128))
+    ),
+    pytest.param(Case("kimi-k3", 128), marks=pytest.mark.long),
+]
+INT8 = [Case("kimi-linear", 16, int8=True), Case("qwen3-next", 64, int8=True)]
 
 
-def line_bytes(layout: Layout) -> int:
-    """Bytes of the dense state's cache lines that hold anything retained."""
-    geometry = layout.geometry
-    if geometry.kind == "gdn":
-        return layout.retained_units * geometry.unit_elements * layout.dtypes.temporal.itemsize
-    columns = LINE_BYTES // layout.dtypes.temporal.itemsize
-    lines = layout.mask.view(-1, geometry.head_k_dim // columns, columns).any(dim=-1).sum()
-    return int(lines) * geometry.head_v_dim * LINE_BYTES
+class Sizes:
+    """Bytes that packing and unpacking one checkpoint move."""
+
+    def __init__(self, layout: Layout) -> None:
+        geometry, itemsize = layout.geometry, layout.dtypes.temporal.itemsize
+        self.dense = geometry.temporal_bytes(layout.dtypes)
+        self.retained = layout.retained_units * geometry.unit_elements * itemsize
+        self.stored = layout.temporal_slot_bytes + layout.scale_slot_bytes
+        self.conv = 2 * layout.conv_slot_bytes
+        self.lines = self.retained  # of the dense state's cache lines that hold anything retained
+        if geometry.kind == "kda":
+            columns = LINE_BYTES // itemsize
+            touched = layout.mask.view(-1, geometry.head_k_dim // columns, columns).any(dim=-1).sum()
+            self.lines = int(touched) * geometry.head_v_dim * LINE_BYTES
+
+    @property
+    def packed(self) -> int:
+        return self.retained + self.stored + self.conv
 
 
 class Copying:
-    """Clones of ``size`` bytes before each round, for the bandwidth that the rounds had."""
+    """A copy of ``size`` bytes before each round, for the bandwidth that the rounds had."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, in_place: bool) -> None:
         self.source = torch.ones(size // 4)
+        self.target = torch.empty_like(self.source) if in_place else None
         self.seconds: list[float] = []
 
     def run(self) -> None:
         started = time.perf_counter()
-        self.source.clone()
+        if self.target is None:
+            self.source.clone()
+        else:
+            self.target.copy_(self.source)
         self.seconds.append(time.perf_counter() - started)
 
     def share(self, moved_bytes: int, rounds: list[float]) -> float:
@@ -85,70 +105,108 @@ class Copying:
         return statistics.median(moved_bytes / own / rate for own, rate in zip(rounds, rates))
 
 
-def run(benchmark, call: Callable[[], object], copied_bytes: int, moved_bytes: int, by_lines: int, **info: object):
+def run(
+    benchmark, call: Callable[[], object], layout: Layout, *, copied: int, moved: int, by_lines: int, in_place: bool
+) -> object:
     """Time ``call`` and fill ``extra_info``."""
-    copying = Copying(copied_bytes)
+    copying = Copying(copied, in_place)
     result = benchmark.pedantic(call, setup=copying.run, rounds=7, warmup_rounds=1)
     if benchmark.stats is not None:  # None when benchmarks are only tried out
         rounds = benchmark.stats.stats.data
-        benchmark.extra_info |= info | {
-            "threads": THREADS,
-            "moved_bytes": moved_bytes,
-            "gb_per_s": moved_bytes / min(rounds) / 1e9,
+        benchmark.extra_info |= {
+            "retained": layout.retained_units / layout.geometry.num_units,
+            "slot_bytes": layout.slot_bytes,
+            "threads": torch.get_num_threads(),
+            "moved_bytes": moved,
+            "gb_per_s": moved / min(rounds) / 1e9,
             "copy_gb_per_s": 2 * copying.source.nbytes / min(copying.seconds) / 1e9,
-            "share_of_copy_bandwidth": copying.share(moved_bytes, rounds),
+            "share_of_copy_bandwidth": copying.share(moved, rounds),
             "line_bytes": by_lines,
             "share_by_lines": copying.share(by_lines, rounds),
         }
     return result
 
 
-def stored_bytes(layout: Layout) -> int:
-    return layout.temporal_slot_bytes + layout.scale_slot_bytes
-
-
-@pytest.mark.parametrize("int8", [False, True], ids=["exact", "int8"])
-@MODELS
-def test_pack(benchmark, model: str, w_max: int, int8: bool):
-    state, conv, layout = build(model, w_max, int8)
-    values = layout.retained_units * layout.geometry.unit_elements * state.itemsize
-    both_ways = 2 * layout.conv_slot_bytes + stored_bytes(layout)
+@pytest.mark.parametrize("case", [*EXACT, *INT8], ids=str)
+def test_pack(benchmark, smoke: bool, case: Case):
+    state, conv, layout = case.build(smoke)
+    size = Sizes(layout)
     packed = run(
         benchmark,
         lambda: fast.pack(state, conv, layout),
-        copied_bytes=layout.slot_bytes,
-        moved_bytes=values + both_ways,
-        by_lines=line_bytes(layout) + both_ways,
-        model=model,
-        w_max=w_max,
-        retained=layout.retained_units / layout.geometry.num_units,
-        slot_bytes=layout.slot_bytes,
+        layout,
+        copied=layout.slot_bytes,
+        moved=size.packed,
+        by_lines=size.packed - size.retained + size.lines,
+        in_place=False,
     )
     expected = reference.pack(state, conv, layout)
     assert all(a is b is None or torch.equal(a, b) for a, b in zip(packed, expected))
 
 
 @pytest.mark.parametrize("refreshed", [False, True], ids=["zero_fill", "refreshed"])
-@pytest.mark.parametrize("int8", [False, True], ids=["exact", "int8"])
-@MODELS
-def test_unpack(benchmark, model: str, w_max: int, int8: bool, refreshed: bool):
+@pytest.mark.parametrize("case", [*EXACT, *INT8], ids=str)
+def test_unpack(benchmark, smoke: bool, case: Case, refreshed: bool):
     """Writes a whole dense state; with a refreshed base, also reads what it does not replace."""
-    state, conv, layout = build(model, w_max, int8)
-    packed = reference.pack(state, conv, layout)
+    state, conv, layout = case.build(smoke)
+    packed, size = reference.pack(state, conv, layout), Sizes(layout)
     base = state + 1 if refreshed else None
-    dense = layout.geometry.temporal_bytes(layout.dtypes)
-    moved = stored_bytes(layout) + dense + 2 * layout.conv_slot_bytes
-    omitted = dense - layout.retained_units * layout.geometry.unit_elements * state.itemsize
+    moved = size.stored + size.dense + size.conv + (size.dense - size.retained if refreshed else 0)
     restored = run(
         benchmark,
         lambda: fast.unpack(packed, layout, base),
-        copied_bytes=dense,
-        moved_bytes=moved + (omitted if refreshed else 0),
-        by_lines=moved + (omitted if refreshed else 0),
-        model=model,
-        w_max=w_max,
-        retained=layout.retained_units / layout.geometry.num_units,
-        slot_bytes=layout.slot_bytes,
+        layout,
+        copied=size.dense,
+        moved=moved,
+        by_lines=moved,
+        in_place=False,
     )
     assert torch.equal(restored.temporal, reference.unpack(packed, layout, base).temporal)
     assert torch.equal(restored.conv, conv)
+
+
+def pools(case: Case, smoke: bool) -> tuple[DenseState, PackedState, RaggedLayout]:
+    """A native pool of two slots, the second of them zero, and a store of one."""
+    state, conv, layout = case.build(smoke)
+    native = DenseState(*(torch.cat([part, torch.zeros_like(part)], dim=1) for part in (state, conv)))
+    return native, reference.pack(state, conv, layout), layout
+
+
+FIRST, SECOND = torch.tensor([0]), torch.tensor([1])
+
+
+@pytest.mark.parametrize("case", EXACT, ids=str)
+def test_pack_slots(benchmark, smoke: bool, case: Case):
+    native, expected, layout = pools(case, smoke)
+    store = PackedState(torch.zeros_like(expected.temporal), torch.zeros_like(expected.conv), None)
+    size = Sizes(layout)
+    run(
+        benchmark,
+        lambda: fast.pack_slots(native, FIRST, store, FIRST, layout),
+        layout,
+        copied=layout.slot_bytes,
+        moved=size.packed,
+        by_lines=size.packed - size.retained + size.lines,
+        in_place=True,
+    )
+    assert torch.equal(store.temporal, expected.temporal)
+    assert torch.equal(store.conv, expected.conv)
+
+
+@pytest.mark.parametrize("omitted", ["zero", "leave"])
+@pytest.mark.parametrize("case", EXACT, ids=str)
+def test_unpack_slots(benchmark, smoke: bool, case: Case, omitted: str):
+    """``leave`` writes the retained units alone, for KDA within nearly all lines."""
+    native, store, layout = pools(case, smoke)
+    size = Sizes(layout)
+    moved = size.stored + size.conv + (size.dense if omitted == "zero" else size.retained)
+    run(
+        benchmark,
+        lambda: fast.unpack_slots(store, FIRST, native, SECOND, layout, omitted=omitted),
+        layout,
+        copied=size.dense if omitted == "zero" else size.retained,
+        moved=moved,
+        by_lines=moved if omitted == "zero" else moved - size.retained + size.lines,
+        in_place=True,
+    )
+    assert torch.equal(native.temporal[:, 1:], reference.unpack(store, layout).temporal)

@@ -14,7 +14,11 @@ K3 = GEOMETRIES["kimi-k3"]
 OTHER_WEIGHTS_BYTES = 2 << 30
 
 
-@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(torch.float32, marks=pytest.mark.usual), torch.bfloat16],
+    ids=["fp32", "bf16"],
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eight shards with 2 GiB of other tensors (holes, so that they take no disk)."""
     path = tmp_path_factory.mktemp("kimi-k3")
@@ -41,6 +45,7 @@ def checkpoint_itemsize(folder: Path) -> int:
     return 2 if b'"BF16"' in (folder / "model-00001-of-00008.safetensors").open("rb").read(1 << 16) else 4
 
 
+@pytest.mark.usual
 def test_read_and_summarise_with_every_placement_at_tp_8(benchmark, folder: Path):
     summary = benchmark.pedantic(
         lambda: summarise(read_checkpoint(folder), (16, 64, 128, 512), ranks=(1, 2, 4, 8)), rounds=3

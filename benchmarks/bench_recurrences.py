@@ -1,6 +1,6 @@
 """The recurrences, their blockwise forms and the convolution on the CPU, against transformers' PyTorch functions.
 
-    pytest benchmarks/bench_recurrences.py
+    pytest benchmarks/bench_recurrences.py [--size smoke]
 
 Both run in turn, so that a slow spell of the machine meets both; ``times_faster`` in ``extra_info``, the median of the
 rounds' ratios, is the figure to read. Prefill also gives its multiple of the arithmetic floor: the operations that the
@@ -10,7 +10,7 @@ of copying the state and the tokens. Values are checked after timing, against FP
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -29,7 +29,9 @@ from dasc.contract import DeltaRuleOutput
 from tests.inputs import DeltaRuleCase
 from tests.reference.measures import errors
 
-THREADS, D, CHUNK = 2, 128, 64
+pytestmark = pytest.mark.usefixtures("threads")
+
+D, CHUNK = 128, 64
 PER_TOKEN = ("q", "k", "v", "g", "beta")
 CHUNKED = {
     "gdn": (fast.chunk_gdn, reference.recurrent_gdn, torch_chunk_gated_delta_rule),
@@ -39,14 +41,6 @@ STEPPED = {
     "gdn": (fast.recurrent_gdn, reference.recurrent_gdn, torch_recurrent_gated_delta_rule),
     "kda": (fast.recurrent_kda, reference.recurrent_kda, recurrent_kimi_delta_attention),
 }
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(THREADS)
-    yield
-    torch.set_num_threads(before)
 
 
 class Interleaved:
@@ -97,17 +91,18 @@ def worst_errors(got: DeltaRuleOutput, exact: DeltaRuleOutput) -> dict[str, floa
 @pytest.mark.parametrize(
     ("kind", "B", "T", "H", "ratio"),
     [
-        ("gdn", 1, 2048, 16, 1),
-        ("kda", 1, 2048, 16, 1),
-        ("gdn", 1, 2048, 8, 2),
-        ("gdn", 4, 512, 16, 1),
-        ("kda", 4, 256, 16, 1),
+        pytest.param("gdn", 1, 2048, 16, 1, marks=pytest.mark.usual),
+        pytest.param("kda", 1, 2048, 16, 1, marks=pytest.mark.usual),
+        pytest.param("gdn", 1, 2048, 8, 2, marks=pytest.mark.usual),
+        pytest.param("gdn", 4, 512, 16, 1, marks=pytest.mark.usual),
+        pytest.param("kda", 4, 256, 16, 1, marks=pytest.mark.usual),
         ("gdn", 1, 100, 16, 1),
         ("kda", 1, 100, 16, 1),
     ],
 )
-def test_prefill(benchmark, kind: str, B: int, T: int, H: int, ratio: int):
+def test_prefill(benchmark, smoke: bool, kind: str, B: int, T: int, H: int, ratio: int):
     ours, oracle, peer = CHUNKED[kind]
+    H = 2 if smoke else H
     x = DeltaRuleCase(B, T, H, ratio, D, D, kind == "kda").build(torch.float32)
     a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
     others = Interleaved(peer=peer_call(peer, x), matmul=lambda: a @ b)
@@ -121,7 +116,7 @@ def test_prefill(benchmark, kind: str, B: int, T: int, H: int, ratio: int):
         benchmark.extra_info |= {
             "shape": {"B": B, "T": T, "H": H, "HV": H * ratio, "K": D, "V": D},
             "dtype": "float32",
-            "threads": THREADS,
+            "threads": torch.get_num_threads(),
             "peer": peer.__name__,
             "times_faster": others.over("peer", rounds),
             "times_faster_at_best": min(others.seconds["peer"]) / min(rounds),
@@ -134,9 +129,9 @@ def test_prefill(benchmark, kind: str, B: int, T: int, H: int, ratio: int):
 
 
 @pytest.mark.parametrize("kind", ["gdn", "kda"])
-def test_prefill_of_a_ragged_batch(benchmark, kind: str):
+def test_prefill_of_a_ragged_batch(benchmark, smoke: bool, kind: str):
     """The peer has no variable length: it takes the sequences one after another."""
-    lengths = (700, 3, 129, 1, 64, 300, 40, 811)
+    lengths = (70, 3, 1) if smoke else (700, 3, 129, 1, 64, 300, 40, 811)
     ours, oracle, peer = CHUNKED[kind]
     x = DeltaRuleCase(1, sum(lengths), 8, 1, D, D, kind == "kda", states=len(lengths)).build(torch.float32)
     cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
@@ -154,13 +149,13 @@ def test_prefill_of_a_ragged_batch(benchmark, kind: str):
         benchmark.extra_info |= {
             "lengths": lengths,
             "shape": {"H": 8, "HV": 8, "K": D, "V": D},
-            "threads": THREADS,
+            "threads": torch.get_num_threads(),
             "peer": peer.__name__,
             "times_faster": others.over("peer", benchmark.stats.stats.data),
         }
 
 
-@pytest.mark.parametrize("B", [1, 32])
+@pytest.mark.parametrize("B", [1, pytest.param(32, marks=pytest.mark.usual)])
 @pytest.mark.parametrize("kind", ["gdn", "kda"])
 def test_decode(benchmark, kind: str, B: int):
     """One token of each sequence. The floor is to read each state and to write a new one."""
@@ -175,7 +170,7 @@ def test_decode(benchmark, kind: str, B: int):
         rounds = benchmark.stats.stats.data
         benchmark.extra_info |= {
             "shape": {"B": B, "H": 16, "HV": 16, "K": D, "V": D},
-            "threads": THREADS,
+            "threads": torch.get_num_threads(),
             "state_bytes": x["initial_state"].nbytes,
             "peer": peer.__name__,
             "times_faster": others.over("peer", rounds),
@@ -183,7 +178,7 @@ def test_decode(benchmark, kind: str, B: int):
         }
 
 
-@pytest.mark.parametrize(("B", "T"), [(1, 2048), (32, 1)])
+@pytest.mark.parametrize(("B", "T"), [pytest.param(1, 2048, marks=pytest.mark.usual), (32, 1)])
 def test_convolution(benchmark, B: int, T: int):
     """The peer is torch's own convolution, which wants channels before tokens and gives them back so."""
     C = 8192
@@ -203,7 +198,7 @@ def test_convolution(benchmark, B: int, T: int):
         rounds = benchmark.stats.stats.data
         benchmark.extra_info |= {
             "shape": {"B": B, "T": T, "channels": C, "width": 4},
-            "threads": THREADS,
+            "threads": torch.get_num_threads(),
             "peer": "torch.nn.functional.conv1d",
             "times_faster": others.over("peer", rounds),
             "share_of_copy_bandwidth": others.over("copy", rounds),

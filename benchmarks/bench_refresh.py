@@ -21,6 +21,8 @@ import dasc.fast
 from dasc.geometry import DtypePolicy
 from dasc.models.hybrid import Batch, HybridModel, SequenceInput, WindowKV, random_hybrid
 
+pytestmark = pytest.mark.usefixtures("threads")
+
 REQUESTS, PREFIX, NEW, ROUNDS = 4, 96, 16, 7
 ACTIVE, SCRATCH, STORED = 1, 2, 3
 
@@ -104,7 +106,7 @@ def timed(form: Callable[[], Tensor]) -> tuple[float, Tensor]:
 
 
 @pytest.mark.parametrize("window_kv", ["replayed", "cached"])
-@pytest.mark.parametrize("window", [4, 16, 64])
+@pytest.mark.parametrize("window", [4, *(pytest.param(w, marks=pytest.mark.usual) for w in (16, 64))])
 @pytest.mark.parametrize("kind", ["gdn", "kda"])
 @torch.no_grad()
 def test_refresh(benchmark, kind: str, window: int, window_kv: WindowKV):

@@ -123,9 +123,11 @@ def ranks():
     ranks.close()
 
 
-@pytest.mark.parametrize("checkpoints", [1, 4])
+@pytest.mark.parametrize("checkpoints", [1, pytest.param(4, marks=pytest.mark.usual)])
 @pytest.mark.parametrize("int8", [False, True], ids=["exact", "int8"])
-@pytest.mark.parametrize("one_sided", [False, True], ids=["published", "one_sided"])
+@pytest.mark.parametrize(
+    "one_sided", [False, pytest.param(True, marks=pytest.mark.usual)], ids=["published", "one_sided"]
+)
 @pytest.mark.parametrize("operation", ["store", "load"])
 def test_exchange(benchmark, ranks: Ranks, operation: str, one_sided: bool, int8: bool, checkpoints: int):
     setting = Setting(one_sided, int8, checkpoints)

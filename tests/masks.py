@@ -1,9 +1,14 @@
 """Geometries and masks that the tests of layouts, placement and plans draw from."""
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
 from dasc.geometry import StateGeometry
+from dasc.models.families import family_of_name
+from dasc.models.synthetic import GEOMETRIES, example_gate, published_kimi_linear
+from dasc.reference import select_units, static_horizons
 
 KIMI_LINEAR = StateGeometry(
     family="kimi_linear",
@@ -48,3 +53,14 @@ def seeded_mask(geometry: StateGeometry, seed: int, kept: float = 0.5) -> Tensor
     """Each unit is retained with probability ``kept``: 0 and 1 give none and all."""
     gen = torch.Generator().manual_seed(seed)
     return torch.rand(geometry.num_layers, geometry.units_per_layer, generator=gen) < kept
+
+
+@cache
+def model_mask(model: str, w_max: int) -> tuple[StateGeometry, Tensor]:
+    """Geometry and mask of a published model, from made-up parameters; Kimi-Linear's has the published counts at 16."""
+    if model == "kimi-linear":
+        geometry, gate = published_kimi_linear()
+    else:
+        geometry = GEOMETRIES[model]
+        gate = example_gate(geometry)
+    return geometry, select_units(static_horizons(gate, family_of_name(geometry.family).default_gate_input), w_max)
