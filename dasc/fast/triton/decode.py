@@ -223,11 +223,10 @@ def _launch(
 
 def shipped() -> list[ShippedKernel]:
     """The kernel as real models launch it, heads of 128 by 128; see :mod:`dasc.fast.triton.aot`."""
-    names = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
     launches = {decode_launch(states, 128, 128) for states in (1, 2**8, 2**20)}
     kernels = []
     for launch in sorted(launches, key=lambda launch: launch.block_v):
-        for dtype in names.values():
+        for dtype in ("fp32", "bf16", "fp16"):
             for gate in ("gdn", "kda", "kda_safe"):
                 kernels.append(_shipped(f"decode_{gate}", launch, dtype, gate, one_token=True))
         for kind in ("gdn", "kda"):
