@@ -23,6 +23,8 @@ class Counters:
         hit_tokens: prompt tokens not computed again, by tier.
         unserved_kv_tokens: tokens that KV had but no state served (KV match minus usable).
         refresh_tokens: tokens replayed by compressed hits (DASC-WR).
+        refresh_s: seconds of the replays, where they are apart from the requests' own forwards.
+        unrefreshed_hits: compressed hits that could not be refreshed; their omitted units became zero.
         failed_loads: states that could not be moved or cleared; the request is admitted, and counted, once more.
         stored: checkpoints stored, by what they became first (``compressed``, ``dense``).
         spills: finished requests that handed their native slot over because the compressed pool was full.
@@ -45,6 +47,8 @@ class Counters:
     hit_tokens: Labelled = field(default_factory=collections.Counter)
     unserved_kv_tokens: int = 0
     refresh_tokens: int = 0
+    refresh_s: float = 0.0
+    unrefreshed_hits: int = 0
     failed_loads: int = 0
     stored: Labelled = field(default_factory=collections.Counter)
     spills: int = 0

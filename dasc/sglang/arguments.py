@@ -42,18 +42,41 @@ EXCLUSIONS = (
     Exclusion("dcp_size", _above_one, "context parallelism is not handled"),
 )
 
+REFRESH_EXCLUSIONS = (
+    Exclusion("enable_lora", bool, "a replay does not know its request's adapter"),
+    Exclusion("lora_paths", bool, "a replay does not know its request's adapter"),
+    Exclusion("enable_pdmux", bool, "a replay is not divided by layers"),
+)
+"""Those of ``DASC_LOAD_POLICY=wr`` besides."""
 
-def check_arguments(arguments: Any) -> None:
+
+TWO_TIER_EXCLUSIONS = (
+    Exclusion("enable_session_radix_cache", bool, "there is one order of recency, and sessions would have their own"),
+)
+"""Those of ``DASC_MODE=two-tier`` besides."""
+
+
+def check_arguments(arguments: Any, load_policy: str, mode: str = "compressed-only") -> None:
     """Raise for arguments that the plugin does not go together with.
 
     Args:
         arguments: SGLang's resolved arguments, by attribute.
+        load_policy: ``"nr"`` or ``"wr"``.
+        mode: ``"compressed-only"`` or ``"two-tier"``.
 
     Raises:
         ValueError: naming the argument, its value and why.
     """
-    for argument, excludes, why in EXCLUSIONS:
+    _check("DASC_PLAN", EXCLUSIONS, arguments)
+    if load_policy == "wr":
+        _check("DASC_LOAD_POLICY=wr", REFRESH_EXCLUSIONS, arguments)
+    if mode == "two-tier":
+        _check("DASC_MODE=two-tier", TWO_TIER_EXCLUSIONS, arguments)
+
+
+def _check(setting: str, exclusions: tuple[Exclusion, ...], arguments: Any) -> None:
+    for argument, excludes, why in exclusions:
         value = getattr(arguments, argument)
         if excludes(value):
             flag = "--" + argument.replace("_", "-")
-            raise ValueError(f"DASC_PLAN and {flag} (here {value}) cannot be used together: {why}")
+            raise ValueError(f"{setting} and {flag} (here {value}) cannot be used together: {why}")

@@ -71,7 +71,7 @@ class Config:
 
 
 # Values that are understood but cannot be served yet.
-_UNAVAILABLE = (("load_policy", "wr"), ("mode", "two-tier"), ("placement", "storage"), ("placement", "hybrid"))
+_UNAVAILABLE = (("mode", "two-tier"), ("placement", "storage"), ("placement", "hybrid"))
 _TWO_TIER_ONLY = ("spill", "watermark")
 
 

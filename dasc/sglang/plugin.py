@@ -23,11 +23,13 @@ def register() -> None:
         return
     from dasc.sglang.config import read_config
     from dasc.sglang.refusing import refuse
-    from dasc.sglang.targets import check_targets
+    from dasc.sglang.targets import REFRESH_TARGETS, check_targets
 
     try:
         config = read_config(os.environ)
         check_targets()
+        if config is not None and config.load_policy == "wr":
+            check_targets(REFRESH_TARGETS)
     except ValueError as error:
         refuse(error)
     assert config is not None
@@ -37,5 +39,9 @@ def register() -> None:
     from dasc.sglang.serving import Serving
 
     serving = Serving(config)
+    if config.load_policy == "wr":
+        from dasc.sglang.refresh import Refresh
+
+        Refresh(serving)
     for target, hook in serving.hooks.items():
         HookRegistry.register(target, hook, HookType.AROUND)

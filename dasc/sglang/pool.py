@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from sglang.srt.mem_cache.allocator.mamba import MambaSlotAllocator
@@ -31,15 +31,25 @@ class CompressedPool:
         num_slots: usable slots.
         device: of SGLang's pool.
         counters: where to count.
+        omitted: the units that were not stored become zero in a load (NR), or are left as they are (WR).
     """
 
-    def __init__(self, layout: Layout, num_slots: int, device: torch.device | str, counters: Counters) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        num_slots: int,
+        device: torch.device | str,
+        counters: Counters,
+        *,
+        omitted: Literal["zero", "leave"] = "zero",
+    ) -> None:
         self.num_slots = num_slots
         self.layout = layout
         self.counters = counters
         self.store = empty_store(layout, num_slots + 1, device)
         self._slots = MambaSlotAllocator(size=num_slots, device=str(device))
         self.being_dropped = False
+        self._omitted = omitted
 
     def alloc(self, n: int = 1) -> Tensor | None:
         """``n`` free slots, int64 ``[n]``, or ``None`` when fewer are free."""
@@ -54,6 +64,10 @@ class CompressedPool:
             self.counters.evictions["compressed"] += len(slots)
         self._slots.free(slots)
 
+    def is_compressed(self, slot: Tensor) -> bool:
+        """Whether a load of ``slot`` leaves units out: of all that are here."""
+        return True
+
     def available_size(self) -> int:
         """Free slots."""
         return int(self._slots.available_size())
@@ -66,14 +80,29 @@ class CompressedPool:
         """Bytes of the slots, the reserved one included."""
         return sum(part.nbytes for part in self.store if part is not None)
 
+    def occupancy(self) -> dict[str, float]:
+        """Present values by name."""
+        return {
+            "compressed_slots": self.num_slots,
+            "compressed_slots_held": self.num_slots - self.available_size(),
+            "compressed_bytes": self.mem_usage_bytes(),
+        }
+
     def store_from_active(self, mamba_pool: Any, active_slots: Tensor, ckpt_slots: Tensor) -> None:
         """Compress the states in ``active_slots`` of SGLang's pool into ``ckpt_slots``."""
         pack_slots(native_state(mamba_pool), active_slots.view(-1), self.store, ckpt_slots.view(-1), self.layout)
         self.counters.stored["compressed"] += ckpt_slots.numel()
 
     def load_to_active(self, mamba_pool: Any, ckpt_slots: Tensor, active_slots: Tensor) -> None:
-        """Restore ``ckpt_slots`` into ``active_slots``; omitted units become zero (DASC-NR)."""
-        unpack_slots(self.store, ckpt_slots.view(-1), native_state(mamba_pool), active_slots.view(-1), self.layout)
+        """Restore ``ckpt_slots`` into ``active_slots``."""
+        unpack_slots(
+            self.store,
+            ckpt_slots.view(-1),
+            native_state(mamba_pool),
+            active_slots.view(-1),
+            self.layout,
+            omitted=self._omitted,
+        )
         self.counters.hits["compressed"] += ckpt_slots.numel()
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 from sglang.srt.arg_groups.model_override_base import model_config_of, resolving_view
 from sglang.srt.configs.hybrid_arch import mambaish_config
-from sglang.srt.mem_cache.allocation_sizing import get_mamba_tracking_slots
+from sglang.srt.mem_cache.allocation_sizing import get_mamba_tracking_slots, get_req_to_token_extra_context_len
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.runtime_context import get_context, get_exec, get_observability, get_parallel, get_schedule
 
@@ -26,7 +26,11 @@ from dasc.sglang.plans import load_plan, placement_mode, plan_summary
 from dasc.sglang.pool import CompressedPool
 from dasc.sglang.refusing import EXIT_STATUS, refuse
 from dasc.sglang.served import ServedState
+from dasc.sglang.windows import Scratch
 from dasc.units import format_bytes
+
+if TYPE_CHECKING:
+    from dasc.sglang.two_tier_pool import TwoTierPool
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -55,6 +59,7 @@ class Serving:
         counters: what was stored, loaded and dropped.
         plan: once read.
         budget: once the pools' sizes are settled.
+        scratch: once they are, when hits are refreshed.
         pool: once made.
     """
 
@@ -63,6 +68,7 @@ class Serving:
         self.counters = Counters()
         self.plan: SelectionPlan | None = None
         self.budget: StateBudget | None = None
+        self.scratch: Scratch | None = None
         self.pool: CompressedPool | None = None
         self._demand: NativeDemand | None = None
         self.hooks: dict[str, Callable[..., Any]] = {
@@ -88,7 +94,7 @@ class Serving:
     @stopping
     def _check(self, server_args: Any) -> None:
         targets.check_hooks(self.hooks)
-        check_arguments(resolving_view(server_args))
+        check_arguments(resolving_view(server_args), self.config.load_policy, self.config.mode)
         model = mambaish_config(model_config_of(server_args))
         if model is None:
             raise ValueError(f"DASC_PLAN is set, but {resolving_view(server_args).model_path} has no recurrent state")
@@ -108,7 +114,7 @@ class Serving:
         """After SGLang has settled the size of its state pool: divide it. The KV budget is as it would have been."""
         targets.check_hooks(self.hooks)
         server_args, parallel = configurator.server_args, get_parallel()
-        check_arguments(resolving_view(server_args))
+        check_arguments(resolving_view(server_args), self.config.load_policy, self.config.mode)
         assert self.budget is None, "one scheduler sizes its pools once"
         rest = original(configurator, total_rest_memory)
         params = configurator.mambaish_config.mamba2_cache_params
@@ -126,15 +132,19 @@ class Serving:
             requests=limit if asked is None else min(limit, asked),
             slots_per_request=1 + tracking,
         )
+        scratch = None
+        if self.config.load_policy == "wr":
+            scratch = Scratch.of(int(plan.windows.max()), get_schedule().page_size, demand.requests)
         budget = divide(
             self.config.pool,
             demand,
             dense_slots=dense_slots,
             dense_slot_bytes=params.mamba_cache_per_req,
             compressed_slot_bytes=max(layout.slot_bytes for layout in plan.layouts(served.ranks)),
+            tmp_bytes=0 if scratch is None else scratch.rows * _row_bytes(configurator),
         )
         get_context().override("dasc", max_mamba_cache_size=budget.split.native_slots)
-        self.plan, self.budget, self._demand = plan, budget, demand
+        self.plan, self.budget, self.scratch, self._demand = plan, budget, scratch, demand
         if parallel.tp_rank == 0:
             logger.info("%s", self._announcement(plan, served.ranks))
             logger.info("%s", budget.table())
@@ -161,8 +171,15 @@ class Serving:
         served = ServedState.of(cache_params, mamba_layer_ids, parallel.attn_tp_size)
         served.check(self.plan)
         layout = self.plan.layouts(served.ranks)[parallel.attn_tp_rank]
-        self.pool = CompressedPool(layout, self.budget.split.compressed_slots, torch.device(device), self.counters)
-        self._report(self.pool, parallel.tp_rank)
+        self.pool = CompressedPool(
+            layout,
+            self.budget.split.compressed_slots,
+            torch.device(device),
+            self.counters,
+            omitted="zero" if self.scratch is None else "leave",
+        )
+        if self.config.mode == "compressed-only":
+            self.report(self.pool)
         return self.pool
 
     def prepare(
@@ -203,11 +220,17 @@ class Serving:
             f"{kept:,} of {plan.geometry.num_units:,} units kept"
         )
 
-    def _report(self, pool: CompressedPool, rank: int) -> None:
-        exporter = None
+    def report(self, pool: CompressedPool | TwoTierPool) -> None:
+        """Begin to export metrics and to log summaries."""
+        rank, exporter = get_parallel().tp_rank, None
         if get_observability().enable_metrics:
-            exporter = Exporter(self.counters, lambda: occupancy(pool), {"tp_rank": str(rank)})
+            exporter = Exporter(self.counters, pool.occupancy, {"tp_rank": str(rank)})
         Reporter(lambda: summary(self.counters, pool), self.config.log_interval if rank == 0 else 0, exporter).start()
+
+
+def _row_bytes(configurator: Any) -> int:
+    """Of one row of SGLang's table of KV slots, int32."""
+    return 4 * int(configurator.model_config.context_len + get_req_to_token_extra_context_len())
 
 
 def _wait_for_ready(original: Callable[[], None]) -> None:
@@ -220,21 +243,16 @@ def _wait_for_ready(original: Callable[[], None]) -> None:
         raise
 
 
-def occupancy(pool: CompressedPool) -> dict[str, float]:
-    """Present values of a pool, by name."""
-    free = pool.available_size()
-    return {
-        "compressed_slots": pool.num_slots,
-        "compressed_slots_held": pool.num_slots - free,
-        "compressed_bytes": pool.mem_usage_bytes(),
-    }
-
-
-def summary(counters: Counters, pool: CompressedPool) -> str:
+def summary(counters: Counters, pool: CompressedPool | TwoTierPool) -> str:
     """One line for the log."""
-    held = pool.num_slots - pool.available_size()
+    held = pool.occupancy()
+    tokens = counters.refresh_tokens
+    refreshed = f", {tokens:,} tokens replayed in {counters.refresh_s:.1f} s" if tokens else ""
+    dense = f", {held['dense_checkpoints']:,} dense checkpoints" if "dense_checkpoints" in held else ""
+    hits = f" ({counters.hits['dense']:,} from dense checkpoints)" if dense else ""
     return (
-        f"dasc: {held:,} of {pool.num_slots:,} compressed slots held ({format_bytes(pool.mem_usage_bytes())}); since "
-        f"the start {counters.stored['compressed']:,} stored, {counters.hits['compressed']:,} loaded, "
-        f"{counters.evictions['compressed']:,} evicted, {sum(counters.not_cached.values()):,} not cached"
+        f"dasc: {held['compressed_slots_held']:,} of {held['compressed_slots']:,} compressed slots held "
+        f"({format_bytes(pool.mem_usage_bytes())}){dense}; since the start {counters.stored.total():,} stored, "
+        f"{counters.hits.total():,} loaded{hits}, {counters.evictions.total():,} evicted, "
+        f"{counters.not_cached.total():,} not cached{refreshed}"
     )

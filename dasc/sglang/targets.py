@@ -14,6 +14,9 @@ _SIZES = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
 _COMPONENT = "sglang.srt.mem_cache.unified_cache.components.mamba.MambaComponent"
 _ALLOCATOR = "sglang.srt.mem_cache.allocator.mamba.MambaSlotAllocator"
 _CONTEXT = "sglang.srt.runtime_context"
+_MEMORY = "sglang.srt.mem_cache.memory_pool"
+_RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
+_BATCH = "sglang.srt.model_executor.forward_batch_info"
 
 LAUNCH = "sglang.srt.entrypoints.engine.Engine._launch_scheduler_processes"
 MAKE_POOL = f"{_POOL}.maybe_init_int8_mamba_checkpoint_pool"
@@ -22,6 +25,12 @@ SLOTS_PER_REQUEST = f"{_SIZES}._calculate_mamba_ratio"
 RUNNING_LIMIT = f"{_SIZES}.resolve_max_num_reqs"
 PREPARE = f"{_COMPONENT}.prepare_for_caching_req"
 CLEAN_UP = f"{_COMPONENT}.cleanup_after_caching_req"
+TOKEN_LIMIT = f"{_SIZES}._apply_token_constraints"
+MAKE_ROWS = f"{_SIZES}._build_hybrid_req_pool"
+MAKE_KV = f"{_SIZES}._build_hybrid_linear_kv_pool"
+RESIZE_KV = f"{_MEMORY}.HybridLinearKVPool.finalize_backing"
+COLLECT_HITS = "sglang.srt.managers.schedule_batch.ScheduleBatch._collect_deferred_mamba_cow_and_clear"
+FORWARD = f"{_RUNNER}._forward_raw"
 
 # Dotted path to the names of its parameters, ``None`` for what is not called.
 TARGETS: Mapping[str, tuple[str, ...] | None] = {
@@ -43,10 +52,7 @@ TARGETS: Mapping[str, tuple[str, ...] | None] = {
     f"{_COMPONENT}._commit_int8_checkpoint": ("self", "active_slots"),
     f"{_COMPONENT}._free_mamba_value": ("self", "mamba_value"),
     f"{_COMPONENT}.int8_ckpt_pool": None,
-    "sglang.srt.model_executor.model_runner.ModelRunner._maybe_execute_deferred_mamba_cow_and_clear": (
-        "self",
-        "forward_batch",
-    ),
+    f"{_RUNNER}._maybe_execute_deferred_mamba_cow_and_clear": ("self", "forward_batch"),
     # called
     _ALLOCATOR: ("size", "device"),
     f"{_ALLOCATOR}.alloc": ("self", "need_size"),
@@ -54,6 +60,7 @@ TARGETS: Mapping[str, tuple[str, ...] | None] = {
     f"{_ALLOCATOR}.available_size": ("self",),
     f"{_ALLOCATOR}.clear": ("self",),
     "sglang.srt.mem_cache.allocation_sizing.get_mamba_tracking_slots": ("extra_buffer", "overlap", "lazy"),
+    "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len": (),
     "sglang.srt.mem_cache.base_prefix_cache.EvictParams": None,
     "sglang.srt.configs.hybrid_arch.mambaish_config": ("model_config",),
     "sglang.srt.arg_groups.model_override_base.resolving_view": ("server_args",),
@@ -65,6 +72,35 @@ TARGETS: Mapping[str, tuple[str, ...] | None] = {
     f"{_CONTEXT}.get_parallel": (),
     f"{_CONTEXT}.get_schedule": (),
     "sglang.srt.plugins.hook_registry.HookRegistry.register": ("target", "hook", "hook_type", "source"),
+}
+
+# What DASC_LOAD_POLICY=wr needs besides.
+REFRESH_TARGETS: Mapping[str, tuple[str, ...] | None] = {
+    # hooked
+    TOKEN_LIMIT: ("self", "token_capacity"),
+    MAKE_ROWS: ("self", "max_num_reqs", "extra_max_context_len"),
+    MAKE_KV: (
+        "self",
+        "max_total_num_tokens",
+        "req_to_token_pool",
+        "mha_pool_class",
+        "mla_pool_class",
+        "dsa_pool_class",
+    ),
+    RESIZE_KV: ("self", "config"),
+    COLLECT_HITS: ("self", "reqs"),
+    FORWARD: ("self", "forward_batch", "pp_proxy_tensors", "reinit_attn_backend", "split_forward_count"),
+    # called
+    f"{_MEMORY}.HybridLinearKVPool.move_kv_cache": ("self", "tgt_loc", "src_loc"),
+    f"{_MEMORY}.HybridLinearKVPool.get_kv_size_bytes": ("self",),
+    f"{_MEMORY}.ReqToTokenPool.clear": ("self",),
+    f"{_MEMORY}.MambaPool.clear_slots": ("self", "indices"),
+    "sglang.srt.utils.common.async_h2d": ("args", "dtype", "device"),
+    f"{_BATCH}.CaptureHiddenMode.NULL": None,
+    f"{_BATCH}.ForwardMode.EXTEND": None,
+    f"{_BATCH}.ForwardBatch._init_num_token_non_padded": ("self", "device", "is_draft_worker"),
+    "sglang.srt.mem_cache.kv_index_translator.KVIndexTranslator.own_plan": ("self", "forward_batch", "runner_slots"),
+    "sglang.srt.mem_cache.kv_loc_plan.KVLocPlan.bind": ("self", "batch", "reader", "cols"),
 }
 
 
