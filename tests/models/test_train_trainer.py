@@ -19,7 +19,7 @@ from dasc.reference import static_horizons
 
 
 def small(name: str, **changes: object) -> Recipe:
-    defaults = {"tasks": ("recall_single", "parity"), "steps": 4, "batch_tokens": 128, "warmup": 2}
+    defaults = {"tasks": ("recall_single", "parity"), "steps": 4, "batch_tokens": 64, "warmup": 2}
     return dataclasses.replace(RECIPES[name], curriculum=(Stage(1.0, (32, 64)),), **{**defaults, **changes})
 
 
@@ -41,6 +41,15 @@ def test_an_interrupted_training_ends_bit_for_bit_like_another(name: str, tmp_pa
         assert torch.equal(weight, expected)
 
 
+def test_each_step_and_each_seed_has_a_batch_of_its_own():
+    training = Training.begin(small("gdn", tasks=("parity",)), seed=5)
+    first = training.batch().tokens
+    assert torch.equal(first, training.batch().tokens)
+    training.step = 1
+    assert not torch.equal(first, training.batch().tokens)
+    assert not torch.equal(first, Training.begin(training.recipe, seed=6).batch().tokens)
+
+
 def test_the_state_of_another_seed_is_refused(tmp_path):
     Training.begin(small("gdn"), seed=5).save(tmp_path)
     with pytest.raises(ValueError, match=r"seed must be that of .*, 5, got 6"):
@@ -52,7 +61,7 @@ def test_every_weight_gets_a_gradient_and_the_loss_falls(name: str):
     recipe = small(name, tasks=("recall_single",), steps=400, learning_rate=3e-3)
     training = Training.begin(recipe, seed=0)
     before = {name: weight.detach().clone() for name, weight in training.weights.items()}
-    losses = [training.update() for _ in range(30)]
+    losses = [training.update() for _ in range(15)]
     unmoved = [name for name, weight in training.weights.items() if torch.equal(weight, before[name])]
     assert unmoved == []
     assert math.isfinite(losses[-1])

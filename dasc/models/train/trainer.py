@@ -84,8 +84,7 @@ class Training:
             for name, weight in training.weights.items():
                 weight.copy_(state["weights"][name])
         training.optimizer.load_state_dict(state["optimizer"])
-        training.step, training.seconds = state["step"], state["seconds"]
-        training.accuracy.update({name: a for name, a in state["accuracy"].items() if name in training.accuracy})
+        training.step, training.accuracy, training.seconds = state["step"], state["accuracy"], state["seconds"]
         return training
 
     def save(self, folder: Path) -> None:
@@ -108,7 +107,7 @@ class Training:
     def update(self) -> float:
         """Make one step and return its loss, in nats."""
         recipe, began = self.recipe, time.perf_counter()
-        batch = self._batch()
+        batch = self.batch()
         for group in self.optimizer.param_groups:
             group["lr"] = recipe.rate(self.step)
         hidden, head = hidden_states(recipe.config, self.weights, batch.tokens)
@@ -123,7 +122,8 @@ class Training:
         self.seconds += time.perf_counter() - began
         return loss.item()
 
-    def _batch(self) -> TrainingBatch:
+    def batch(self) -> TrainingBatch:
+        """What the next update learns from."""
         rng = np.random.default_rng((self.seed, self.step))
         length = int(rng.choice(self.recipe.lengths(self.step)))
         names = [name for name in self.recipe.tasks if length >= SHORTEST[name]]
