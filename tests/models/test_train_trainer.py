@@ -58,14 +58,14 @@ def test_the_state_of_another_seed_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_weight_gets_a_gradient_and_the_loss_falls(name: str):
-    recipe = small(name, tasks=("recall_single",), steps=400, learning_rate=3e-3)
+    recipe = small(name, tasks=("parity",), steps=400, batch_tokens=128, learning_rate=3e-3)
     training = Training.begin(recipe, seed=0)
     before = {name: weight.detach().clone() for name, weight in training.weights.items()}
     losses = [training.update() for _ in range(15)]
     unmoved = [name for name, weight in training.weights.items() if torch.equal(weight, before[name])]
     assert unmoved == []
     assert math.isfinite(losses[-1])
-    assert sum(losses[-5:]) < sum(losses[:5])
+    assert sum(losses[-3:]) < 0.8 * sum(losses[:3])
 
 
 @pytest.mark.parametrize("name", RECIPES)
