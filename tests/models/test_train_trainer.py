@@ -93,6 +93,7 @@ def test_horizons_begin_from_a_few_tokens_to_thousands(name: str, tmp_path):
 def test_the_command_stops_goes_on_and_writes_its_scores(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(RECIPES, "gdn", small("gdn", tasks=("parity",), steps=3))
     monkeypatch.setattr(torch, "set_flush_denormal", lambda on: True)  # other tests share this process
+    monkeypatch.setattr("dasc.models.train.__main__._EXAMPLES", 2)
     command = ["gdn", "-o", str(tmp_path), "--seed", "2"]
     main([*command, "--minutes", "0"])
     assert not (tmp_path / "training.json").exists()
