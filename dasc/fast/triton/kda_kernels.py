@@ -1,8 +1,8 @@
 """A chunk's triangular system, and with it all that a chunk does apart from the state: KDA.
 
 As :mod:`dasc.fast.triton.solve_kernels`, but with a decay for each key channel, so that decays enter the products of
-keys and queries. Every exponent is a sum of ``g <= 0``, none a difference of sums: nothing overflows, and small ``g``
-keep their digits beside vast ones.
+keys and queries. Every decay is a product of ``alpha <= 1`` or the exponential of a sum of ``g <= 0``, never a quotient
+or that of a difference: nothing overflows, and small ``g`` keep their digits beside vast ones.
 """
 
 # mypy: ignore-errors
@@ -24,23 +24,10 @@ def _log2_decay(g, mask):
 
 
 @triton.jit
-def _decay_since(log, SIZE: tl.constexpr):
-    """``[C, BLOCK]``: the decay from the start of each sub-block of ``SIZE`` tokens, the token's own included."""
-    C: tl.constexpr = log.shape[0]
-    BLOCK: tl.constexpr = log.shape[1]
-    summed = tl.cumsum(tl.reshape(log, (C // SIZE, SIZE, BLOCK)), 1)
-    return tl.exp2(tl.reshape(summed, (C, BLOCK)))
-
-
-@triton.jit
-def _decay_until(next_log, SIZE: tl.constexpr):
-    """``[C, BLOCK]``: the decay from after the token to the end of its sub-block, from the logs of the next tokens."""
-    C: tl.constexpr = next_log.shape[0]
-    BLOCK: tl.constexpr = next_log.shape[1]
-    token = tl.arange(0, C)[:, None]
-    log = tl.where(token % SIZE == SIZE - 1, 0.0, next_log)
-    summed = tl.cumsum(tl.reshape(log, (C // SIZE, SIZE, BLOCK)), 1, reverse=True)
-    return tl.exp2(tl.reshape(summed, (C, BLOCK)))
+def _pick(x, AXIS: tl.constexpr, PLACE: tl.constexpr):
+    """What is at ``PLACE`` of axis 0 or 1 of four, of length 2; the axis is kept."""
+    place = tl.arange(0, 2)[:, None, None, None] if AXIS == 0 else tl.arange(0, 2)[None, :, None, None]
+    return tl.sum(tl.where(place == PLACE, x, 0.0), axis=AXIS, keep_dims=True)
 
 
 @triton.jit
@@ -83,13 +70,14 @@ def kda_solve_kernel(
 ):
     """A program: one chunk of one value head.
 
-    Writes ``u`` ``[tokens, HV, V]`` and ``w`` ``[tokens, HV, K]``; ``queries`` ``[tokens, HV, K]``, scaled and decayed
-    since the chunk's start; ``keys`` ``[tokens, HV, K]``, decayed until its end; ``pairs`` ``[tokens, HV, C]``, what
-    each query gets of each write; and ``decay`` ``[chunk, HV, K]`` of the whole chunk.
+    Writes ``u`` ``[tokens, HV, V]`` and ``w`` ``[tokens, HV, K]``, which with ``L2NORM`` carry the norm of their
+    token's key; ``queries`` ``[tokens, HV, K]``, scaled and decayed since the chunk's start; ``keys`` ``[tokens, HV,
+    K]``, decayed until its end; ``pairs`` ``[tokens, HV, C]``, what each query gets of each write; and ``decay``
+    ``[chunk, HV, K]`` of the whole chunk. With ``LOGIT``, ``beta`` is a gate input.
 
-    Of two tokens ``j < i`` in different sub-blocks of 16, take the halves of the chunk, or of a half, that they fall
-    into: the decay between them is that of ``j`` until the end of its part times that of ``i`` since the start of its
-    own, so one matrix product has all such pairs. Pairs inside a sub-block are had channel by channel.
+    The chunk has two halves of two quarters of 16 tokens. Of tokens ``j < i`` in different halves, or in different
+    quarters of one half, the decay between them is that of ``j`` until the end of its part times that of ``i`` since
+    the start of its own: one matrix product has all such pairs. Pairs inside a quarter are had channel by channel.
     """
     pid = tl.program_id(0)
     chunk = (pid // HV).to(tl.int64)
@@ -102,50 +90,65 @@ def kda_solve_kernel(
     q += head // (HV // H) * q_head
     k += head // (HV // H) * k_head
     g += head * g_head
-    N: tl.constexpr = C // 16
-    sub = tl.arange(0, N)
+    sub = tl.arange(0, 4)
     j = tl.arange(0, 16)
 
-    half = i // (C // 2)
-    across_halves = half[:, None] > half[None, :]
-    quarter = i // (C // 4)
-    across_quarters = (half[:, None] == half[None, :]) & (quarter[:, None] > quarter[None, :])
+    same_half = (i[:, None] // 32) == (i[None, :] // 32)
+    half = tl.arange(0, 2)[:, None, None, None]
+    quarter = tl.arange(0, 2)[None, :, None, None]
     overlap = tl.zeros((C, C), tl.float32)
     reads = tl.zeros((C, C), tl.float32)
-    own_overlap = tl.zeros((N, 16, 16), tl.float32)  # sub-block, token written, token reading
-    own_reads = tl.zeros((N, 16, 16), tl.float32)
+    own_overlap = tl.zeros((4, 16, 16), tl.float32)  # quarter, token written, token reading
+    own_reads = tl.zeros((4, 16, 16), tl.float32)
     k_squares = tl.zeros((C,), tl.float32)
     q_squares = tl.zeros((C,), tl.float32)
     for first in range(0, K, BLOCK_K):
         at = first + tl.arange(0, BLOCK_K)
-        inside = live[:, None] & (at < K)[None, :]
-        q_tile = tl.load(q + rows[:, None] * q_row + at[None, :], mask=inside, other=0.0).to(tl.float32)
-        k_tile = tl.load(k + rows[:, None] * k_row + at[None, :], mask=inside, other=0.0).to(tl.float32)
+        in_k = (at < K)[None, :]
+        k_tile = tl.load(k + rows[:, None] * k_row + at[None, :], mask=live[:, None] & in_k, other=0.0).to(tl.float32)
+        # inside quarters, a token of each at a time: what was written before it decays on
+        written = tl.reshape(k_tile, (4, 16, BLOCK_K))
+        total = tl.full((4, BLOCK_K), 1.0, tl.float32)
+        for t in range(16):
+            row = (start + sub * 16 + t)[:, None]
+            in_row = (sub * 16 + t < count)[:, None] & in_k
+            alpha = tl.exp2(_log2_decay(g + row * g_row + at[None, :], in_row))
+            q_t = tl.load(q + row * q_row + at[None, :], mask=in_row, other=0.0).to(tl.float32)
+            k_t = tl.load(k + row * k_row + at[None, :], mask=in_row, other=0.0).to(tl.float32)
+            total *= alpha
+            written *= tl.where(j[None, :, None] < t, alpha[:, None, :], 1.0)
+            here = j[None, None, :] == t
+            own_overlap += tl.where(here, tl.sum(written * k_t[:, None, :], axis=2)[:, :, None], 0.0)
+            own_reads += tl.where(here, tl.sum(written * q_t[:, None, :], axis=2)[:, :, None], 0.0)
+
+        # between quarters of one half; loaded only now, for want of registers
+        q_tile = tl.load(q + rows[:, None] * q_row + at[None, :], mask=live[:, None] & in_k, other=0.0).to(tl.float32)
+        log = _log2_decay(g + rows[:, None] * g_row + at[None, :], live[:, None] & in_k)
         if L2NORM:
             q_squares += tl.sum(q_tile * q_tile, axis=1)
             k_squares += tl.sum(k_tile * k_tile, axis=1)
-        log = _log2_decay(g + rows[:, None] * g_row + at[None, :], inside)
-        has_next = (i + 1 < count)[:, None] & (at < K)[None, :]
-        next_log = _log2_decay(g + (rows + 1)[:, None] * g_row + at[None, :], has_next)
-        for level in tl.static_range(2):
-            since = _decay_since(log, C // 2 if level == 0 else C // 4)
-            written = tl.trans((k_tile * _decay_until(next_log, C // 2 if level == 0 else C // 4)).to(OPERAND))
-            across = across_halves if level == 0 else across_quarters
-            met = matmul((k_tile * since).to(OPERAND), written, None, PRECISION)
-            overlap += tl.where(across, met, 0.0)
-            met = matmul((q_tile * since).to(OPERAND), written, None, PRECISION)
-            reads += tl.where(across, met, 0.0)
-        written = tl.reshape(k_tile, (N, 16, BLOCK_K))
-        for t in range(16):
-            row = (start + sub * 16 + t)[:, None]
-            in_row = (sub * 16 + t < count)[:, None] & (at < K)[None, :]
-            alpha = tl.exp2(_log2_decay(g + row * g_row + at[None, :], in_row))
-            q_row_t = tl.load(q + row * q_row + at[None, :], mask=in_row, other=0.0).to(tl.float32)
-            k_row_t = tl.load(k + row * k_row + at[None, :], mask=in_row, other=0.0).to(tl.float32)
-            written = tl.where(j[None, :, None] < t, written * alpha[:, None, :], written)
-            here = j[None, None, :] == t
-            own_overlap += tl.where(here, tl.sum(written * k_row_t[:, None, :], axis=2)[:, :, None], 0.0)
-            own_reads += tl.where(here, tl.sum(written * q_row_t[:, None, :], axis=2)[:, :, None], 0.0)
+        since = tl.reshape(tl.exp2(tl.cumsum(tl.reshape(log, (4, 16, BLOCK_K)), 1)), (2, 2, 16, BLOCK_K))
+        written = tl.reshape(written, (2, 2, 16, BLOCK_K))
+        total = tl.reshape(total, (2, 2, 1, BLOCK_K))
+        later = tl.reshape(tl.where(quarter == 1, since, 0.0), (C, BLOCK_K))
+        earlier = tl.trans(tl.reshape(tl.where(quarter == 0, written, 0.0), (C, BLOCK_K)).to(OPERAND))
+        overlap += tl.where(same_half, matmul((k_tile * later).to(OPERAND), earlier, None, PRECISION), 0.0)
+        reads += tl.where(same_half, matmul((q_tile * later).to(OPERAND), earlier, None, PRECISION), 0.0)
+
+        # between halves
+        since *= tl.where(quarter == 1, _pick(total, 1, 0), 1.0)
+        written *= tl.where(quarter == 0, _pick(total, 1, 1), 1.0)
+        later = tl.reshape(tl.where(half == 1, since, 0.0), (C, BLOCK_K))
+        earlier = tl.trans(tl.reshape(tl.where(half == 0, written, 0.0), (C, BLOCK_K)).to(OPERAND))
+        overlap = matmul((k_tile * later).to(OPERAND), earlier, overlap, PRECISION)
+        reads = matmul((q_tile * later).to(OPERAND), earlier, reads, PRECISION)
+
+        # to the chunk's end
+        total = _pick(total, 1, 0) * _pick(total, 1, 1)
+        written *= tl.where(half == 0, _pick(total, 0, 1), 1.0)
+        written = tl.reshape(written, (C, BLOCK_K))
+        place = (rows[:, None] * HV + head) * K + at[None, :]
+        tl.store(keys + place, written.to(keys.dtype.element_ty), mask=live[:, None] & in_k)
 
     b = tl.load(beta + rows * beta_row + head * beta_head, mask=live, other=0.0).to(tl.float32)
     if LOGIT:
@@ -161,10 +164,11 @@ def kda_solve_kernel(
     same = (i[:, None] // 16) == (i[None, :] // 16)
     overlap = tl.where(same, on_diagonal(tl.permute(own_overlap, (0, 2, 1)), C), overlap)
     reads = tl.where(same, on_diagonal(tl.permute(own_reads, (0, 2, 1)), C), reads)
-    reads = tl.where(i[:, None] >= i[None, :], reads * q_norm[:, None] * k_norm[None, :], 0.0)
-    tl.store(pairs + (rows[:, None] * HV + head) * C + i[None, :], reads.to(pairs.dtype.element_ty), mask=live[:, None])
+    reads = tl.where(i[:, None] >= i[None, :], reads * q_norm[:, None], 0.0)
+    at_pair = (rows[:, None] * HV + head) * C + i[None, :]
+    tl.store(pairs + at_pair, reads.to(pairs.dtype.element_ty), mask=live[:, None])
     lower = tl.where(i[:, None] > i[None, :], overlap * (b * k_norm)[:, None] * k_norm[None, :], 0.0)
-    inverse = inverse_of_unit_lower(lower, C, PRECISION) * b[None, :]
+    inverse = inverse_of_unit_lower(lower, C, PRECISION) * k_norm[:, None] * b[None, :]
     times_rows(inverse.to(OPERAND), v + head * v_head, u + head * V, rows, live, v_row, HV * V, V, BLOCK_V, PRECISION)
     inverse = (inverse * k_norm[None, :]).to(OPERAND)
     for first in range(0, K, BLOCK_K):
@@ -174,13 +178,9 @@ def kda_solve_kernel(
         q_tile = tl.load(q + rows[:, None] * q_row + at[None, :], mask=inside, other=0.0).to(tl.float32)
         k_tile = tl.load(k + rows[:, None] * k_row + at[None, :], mask=inside, other=0.0).to(tl.float32)
         log = _log2_decay(g + rows[:, None] * g_row + at[None, :], inside)
-        has_next = (i + 1 < count)[:, None] & (at < K)[None, :]
-        next_log = _log2_decay(g + (rows + 1)[:, None] * g_row + at[None, :], has_next)
-        since = _decay_since(log, C)
+        since = tl.exp2(tl.cumsum(log, 0))
         x = q_tile * since * q_norm[:, None]
         tl.store(queries + place, x.to(queries.dtype.element_ty), mask=inside)
-        x = k_tile * _decay_until(next_log, C) * k_norm[:, None]
-        tl.store(keys + place, x.to(keys.dtype.element_ty), mask=inside)
         x = matmul(inverse, (k_tile * since).to(OPERAND), None, PRECISION)
         tl.store(w + place, x.to(w.dtype.element_ty), mask=inside)
         tl.store(decay + (chunk * HV + head) * K + at, tl.exp2(tl.sum(log, axis=0)), mask=at < K)

@@ -76,7 +76,7 @@ def prefill_launch(states: int, K: int, V: int, dtypes: Sequence[torch.dtype], c
         return PrefillLaunch(
             operand=torch.float32,
             precision="ieee",
-            solve=StageLaunch(min(k, 32), min(v, 32), 8, 1),
+            solve=StageLaunch(16 if channel_gate else min(k, 32), min(v, 32), 8, 1),
             state=StageLaunch(k, min(v, 32), 8, 1),
             output=StageLaunch(min(k, 32), min(v, 64), 8, 1),
         )
@@ -93,7 +93,7 @@ def prefill_launch(states: int, K: int, V: int, dtypes: Sequence[torch.dtype], c
     return PrefillLaunch(
         operand=torch.bfloat16,
         precision="tf32",  # of the triangular systems, which stay in FP32
-        solve=StageLaunch(min(k, 32), min(v, 64), 8, 1) if channel_gate else StageLaunch(min(k, 64), min(v, 64), 4, 1),
+        solve=StageLaunch(min(k, 64), min(v, 64), 8 if channel_gate else 4, 1),
         state=StageLaunch(k, min(v, 64), 8, 2) if is_wide else StageLaunch(k, min(v, 32), 4, 2 if k > 128 else 3),
         output=StageLaunch(min(k, 64), min(v, 128), 4 if channel_gate else 8, 2),
     )
