@@ -2,10 +2,12 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+SGLANG_VENV ?= .venv-sglang
+SGLANG_REQUIREMENTS := tests/sglang/requirements.txt tests/sglang/requirements-no-deps.txt
 OUT ?= build
 SIZE ?= usual
 
-.PHONY: help venv run plan test lint bench clean
+.PHONY: help venv run plan test test-sglang lint bench clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -25,8 +27,20 @@ plan: venv ## plan a checkpoint of Kimi-Linear's shape: what would compressed ch
 	$(BIN)/dasc example kimi-linear -o $(OUT)/kimi-linear
 	$(BIN)/dasc plan $(OUT)/kimi-linear --w-max 16,64,128,512 --tp 1,2,8 --budget 8GiB
 
-test: venv lint ## lint, type-check and run all tests
+test: venv lint ## lint, type-check and run all tests, those in SGLang's environment too
 	$(BIN)/python -m pytest -n auto
+	$(MAKE) test-sglang
+
+test-sglang: $(SGLANG_VENV)/.installed ## run the tests of the plugin in the real SGLang, on the CPU
+	$(SGLANG_VENV)/bin/python -m pytest tests/sglang
+
+# SGLang pins versions of its own, so it has an environment of its own (three minutes, 3 GB)
+$(SGLANG_VENV)/.installed: pyproject.toml $(SGLANG_REQUIREMENTS)
+	$(PYTHON) -m venv $(SGLANG_VENV)
+	$(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/sglang/requirements.txt
+	$(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		-r tests/sglang/requirements-no-deps.txt -e .
+	@touch $@
 
 lint: venv ## ruff and mypy
 	$(BIN)/ruff check .
@@ -40,4 +54,4 @@ bench: venv ## measure against peers, floors and copy bandwidth (five minutes; S
 	$(BIN)/python benchmarks/report.py $(OUT)/bench.json $(OUT)/bench.md
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) $(OUT) .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(SGLANG_VENV) $(OUT) .pytest_cache .hypothesis .mypy_cache .ruff_cache
