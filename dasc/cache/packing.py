@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dasc.cache.counters import Counters
 from dasc.cache.entries import StateEntry
-from dasc.cache.transfers import Mover, Settled, Ticket
+from dasc.cache.transfers import Settled, StoreMover, Ticket
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class PackQueue:
     """
 
     def __init__(
-        self, mover: Mover, counters: Counters, agree: Callable[[bool], bool], clock: Callable[[], float]
+        self, mover: StoreMover, counters: Counters, agree: Callable[[bool], bool], clock: Callable[[], float]
     ) -> None:
         self.releasing = 0
         self.abandoned: list[Packing] = []

@@ -24,7 +24,7 @@ from dasc.cache.entries import NotCached, StateEntry, Tier
 from dasc.cache.lru import LruHeap
 from dasc.cache.packing import Packing, PackQueue
 from dasc.cache.pools import SlotAllocator
-from dasc.cache.transfers import Mover
+from dasc.cache.transfers import StoreMover
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class TwoTierStore:
         self,
         native: SlotAllocator,
         compressed: SlotAllocator,
-        mover: Mover,
+        mover: StoreMover,
         *,
         dense_limit: int | None = None,
         watermark: int = 0,

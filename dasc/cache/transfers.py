@@ -43,8 +43,8 @@ class StateStorage(Protocol):
         """Zero native slots for requests that start from nothing."""
 
 
-class Mover(Protocol):
-    """What the cache calls. ``pack`` may return before the work is done; the others may not.
+class StoreMover(Protocol):
+    """What the two-tier store calls. ``pack`` may return before the work is done; ``copy`` may not.
 
     A slot that is a source stays untouched, and one that is a destination unread, until the ticket has its result.
     """
@@ -54,6 +54,10 @@ class Mover(Protocol):
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """:meth:`StateStorage.copy`."""
+
+
+class Mover(StoreMover, Protocol):
+    """What the whole cache calls."""
 
     def load(self, compressed_slot: int, active_slot: int, position: int) -> None:
         """:meth:`StateStorage.load`."""

@@ -70,8 +70,6 @@ class Config:
     log_interval: float = 60.0
 
 
-# Values that are understood but cannot be served yet.
-_UNAVAILABLE = (("mode", "two-tier"), ("placement", "storage"), ("placement", "hybrid"))
 _TWO_TIER_ONLY = ("spill", "watermark")
 
 
@@ -147,9 +145,6 @@ def _check(config: Config, settings: Mapping[str, Any]) -> None:
     for name in _TWO_TIER_ONLY:
         if name in settings and config.mode != "two-tier":
             raise ValueError(f"{_PREFIX}{name.upper()} needs DASC_MODE=two-tier, got {config.mode}")
-    for name, value in _UNAVAILABLE:
-        if getattr(config, name) == value:
-            raise ValueError(f"{_PREFIX}{name.upper()}={value} is not available yet")
 
 
 def _one_of(*choices: str) -> Callable[[str], str]:

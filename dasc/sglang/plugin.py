@@ -23,13 +23,15 @@ def register() -> None:
         return
     from dasc.sglang.config import read_config
     from dasc.sglang.refusing import refuse
-    from dasc.sglang.targets import REFRESH_TARGETS, check_targets
+    from dasc.sglang.targets import REFRESH_TARGETS, TWO_TIER_TARGETS, check_targets
 
     try:
         config = read_config(os.environ)
         check_targets()
         if config is not None and config.load_policy == "wr":
             check_targets(REFRESH_TARGETS)
+        if config is not None and config.mode == "two-tier":
+            check_targets(TWO_TIER_TARGETS)
     except ValueError as error:
         refuse(error)
     assert config is not None
@@ -43,5 +45,9 @@ def register() -> None:
         from dasc.sglang.refresh import Refresh
 
         Refresh(serving)
+    if config.mode == "two-tier":
+        from dasc.sglang.two_tier import TwoTier
+
+        TwoTier(serving)
     for target, hook in serving.hooks.items():
         HookRegistry.register(target, hook, HookType.AROUND)

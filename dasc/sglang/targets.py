@@ -18,6 +18,8 @@ _MEMORY = "sglang.srt.mem_cache.memory_pool"
 _RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 _BATCH = "sglang.srt.model_executor.forward_batch_info"
 
+LOAD_MODEL = f"{_RUNNER}.load_model"
+INIT_MODEL = "sglang.srt.model_loader.loader._initialize_model"
 LAUNCH = "sglang.srt.entrypoints.engine.Engine._launch_scheduler_processes"
 MAKE_POOL = f"{_POOL}.maybe_init_int8_mamba_checkpoint_pool"
 SIZE_POOL = f"{_SIZES}._handle_max_mamba_cache"
@@ -31,11 +33,16 @@ MAKE_KV = f"{_SIZES}._build_hybrid_linear_kv_pool"
 RESIZE_KV = f"{_MEMORY}.HybridLinearKVPool.finalize_backing"
 COLLECT_HITS = "sglang.srt.managers.schedule_batch.ScheduleBatch._collect_deferred_mamba_cow_and_clear"
 FORWARD = f"{_RUNNER}._forward_raw"
+MAKE_TREE = "sglang.srt.mem_cache.registry.create_unified_radix_cache"
+STEP = "sglang.srt.managers.scheduler.Scheduler.get_next_batch_to_run"
+ADMIT = "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req"
 
 # Dotted path to the names of its parameters, ``None`` for what is not called.
 TARGETS: Mapping[str, tuple[str, ...] | None] = {
     # hooked
     LAUNCH: ("server_args", "port_args", "run_scheduler_process_func", "placement_group"),
+    LOAD_MODEL: ("self",),
+    INIT_MODEL: ("model_config", "load_config", "quant_config"),
     MAKE_POOL: ("mamba_size", "cache_params", "mamba_layer_ids", "device"),
     SIZE_POOL: ("self", "total_rest_memory"),
     SLOTS_PER_REQUEST: ("self",),
@@ -101,6 +108,72 @@ REFRESH_TARGETS: Mapping[str, tuple[str, ...] | None] = {
     f"{_BATCH}.ForwardBatch._init_num_token_non_padded": ("self", "device", "is_draft_worker"),
     "sglang.srt.mem_cache.kv_index_translator.KVIndexTranslator.own_plan": ("self", "forward_batch", "runner_slots"),
     "sglang.srt.mem_cache.kv_loc_plan.KVLocPlan.bind": ("self", "batch", "reader", "cols"),
+}
+
+
+_CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
+_CORE = "sglang.srt.mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore"
+_PARTS = "sglang.srt.mem_cache.unified_cache.components.base"
+
+# What DASC_MODE=two-tier needs besides.
+TWO_TIER_TARGETS: Mapping[str, tuple[str, ...] | None] = {
+    # hooked
+    MAKE_TREE: ("ctx", "cache_class"),
+    STEP: ("self", "running_batch", "last_batch"),
+    ADMIT: ("self", "req", "has_chunked_req", "truncation_align_size"),
+    # overridden
+    _COMPONENT: ("cache", "params"),
+    f"{_COMPONENT}.commit_insert_component_data": (
+        "self",
+        "node",
+        "is_new_leaf",
+        "params",
+        "result",
+        "cache_actions",
+    ),
+    f"{_COMPONENT}.refresh_lru": ("self", "phase", "node", "root_node"),
+    f"{_COMPONENT}.acquire_component_lock": ("self", "node", "result", "lock_host"),
+    f"{_COMPONENT}.release_component_lock": ("self", "node", "params", "lock_host"),
+    f"{_COMPONENT}.evict_component": ("self", "node", "device_frees", "host_frees", "cache_actions", "target"),
+    f"{_COMPONENT}.finalize_match_result_in_cache": ("self", "params", "result"),
+    # SGLang calls these of our allocator of native slots, at the places that it calls its own
+    f"{_ALLOCATOR}.schedulable_available_size": ("self",),
+    f"{_ALLOCATOR}.alloc_group_begin": ("self", "num_reqs"),
+    f"{_ALLOCATOR}.alloc_group_end": ("self",),
+    # called
+    f"{_COMPONENT}._select_finished_checkpoint": ("self", "req", "token_ids_len"),
+    f"{_CORE}._evict_component_and_detach_lru": (
+        "self",
+        "node",
+        "comp",
+        "device_frees",
+        "host_frees",
+        "cache_actions",
+        "target",
+        "tracker",
+    ),
+    f"{_CORE}._cascade_evict": (
+        "self",
+        "node",
+        "trigger",
+        "tracker",
+        "device_frees",
+        "host_frees",
+        "cache_actions",
+        "target",
+    ),
+    f"{_CORE}.node_by_id": ("self", "node_id"),
+    f"{_CORE}.empty_match_result": None,
+    f"{_CACHE}._evict_device_leaf": ("self", "node_id", "tracker"),
+    f"{_CACHE}._apply_eviction_result": ("self", "result"),
+    f"{_MEMORY}.MambaPool.copy_from": ("self", "src_indices", "dst_indices"),
+    f"{_MEMORY}.HybridReqToTokenPool.donate_mamba_ping_pong_slot": ("self", "req", "new_slot"),
+    f"{_MEMORY}.HybridReqToTokenPool.free_mamba_cache": ("self", "req", "mamba_ping_pong_track_buffer_to_keep"),
+    "sglang.srt.mem_cache.cache_init_params.CacheInitParams.component_registry_override": None,
+    "sglang.srt.environ.Envs.SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK": None,
+    "sglang.srt.managers.schedule_policy.AddReqResult.OTHER": None,
+    f"{_PARTS}.LRURefreshPhase.MATCH_END": None,
+    f"{_PARTS}.EvictLayer.DEVICE": None,
 }
 
 
