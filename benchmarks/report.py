@@ -14,6 +14,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 # key of extra_info, how it reads
@@ -57,7 +58,7 @@ def main() -> None:
     shown = Table(*HEADER, box=box.SIMPLE)
     shown.columns[2].justify = "right"
     for line in table:
-        shown.add_row(*line)
+        shown.add_row(*map(escape, line))
     Console(width=None if sys.stdout.isatty() else 160).print(shown)
     print(f"\nWritten to {source} and {target}.")
 

@@ -61,5 +61,6 @@ def test_the_report_names_what_each_ratio_is_to(tmp_path: Path):
         text=True,
         check=True,
     )
+    assert "prefill[kda]" in run.stdout
     assert "3.46 times as fast as a_peer" in run.stdout
     assert target.read_text() == f"A CPU\n\n{markdown(table)}"
