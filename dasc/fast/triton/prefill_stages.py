@@ -77,7 +77,7 @@ def prefill_launch(states: int, K: int, V: int, dtypes: Sequence[torch.dtype], c
             operand=torch.float32,
             precision="ieee",
             solve=StageLaunch(16 if channel_gate else min(k, 32), min(v, 32), 8, 1),
-            state=StageLaunch(k, min(v, 32), 8, 1),
+            state=StageLaunch(k, min(v, 16 if k > 128 else 32), 8, 1),
             output=StageLaunch(min(k, 32), min(v, 64), 8, 1),
         )
     if torch.float16 in dtypes:
@@ -89,12 +89,17 @@ def prefill_launch(states: int, K: int, V: int, dtypes: Sequence[torch.dtype], c
             output=StageLaunch(min(k, 32), min(v, 128), 4 if channel_gate else 8, 2),
         )
     # the state's way is serial: programs for all SMs come before large blocks
-    is_wide = k <= 128 and states * triton.cdiv(V, 64) >= SMS
+    if k > 128:
+        state = StageLaunch(k, min(v, 32), 8, 2)
+    elif states * triton.cdiv(V, 64) >= SMS:
+        state = StageLaunch(k, min(v, 64), 8, 2)
+    else:
+        state = StageLaunch(k, min(v, 32), 4, 3)
     return PrefillLaunch(
         operand=torch.bfloat16,
         precision="tf32",  # of the triangular systems, which stay in FP32
         solve=StageLaunch(min(k, 64), min(v, 64), 8 if channel_gate else 4, 1),
-        state=StageLaunch(k, min(v, 64), 8, 2) if is_wide else StageLaunch(k, min(v, 32), 4, 2 if k > 128 else 3),
+        state=state,
         output=StageLaunch(min(k, 64), min(v, 128), 4 if channel_gate else 8, 2),
     )
 

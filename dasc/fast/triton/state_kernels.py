@@ -56,7 +56,7 @@ def state_kernel(
     replay = tl.load(sequences + 4 * n + 1)
     end = begin + tl.load(sequences + 4 * n + 2)
     chunk = tl.load(sequences + 4 * n + 3)
-    if begin == end:
+    if begin == end:  # the slot stays as it is
         return
     slot = tl.load(state_indices + n).to(tl.int64)
 

@@ -116,16 +116,17 @@ def test_prefill_is_within_twice_the_error_of_the_reference(case, dtype, chunk_s
 @pytest.mark.parametrize("regime", REGIMES)
 @BOTH
 def test_every_regime(channel_gate, regime):
-    """Fault 33. Three sub-blocks, the last one not full."""
-    inputs = DeltaRuleCase(1, 44, 1, 2, 16, 12, channel_gate, regime).build(torch.float32)
+    """Fault 33. Four sub-blocks, the last one not full."""
+    inputs = DeltaRuleCase(1, 60, 1, 2, 16, 12, channel_gate, regime).build(torch.float32)
     assert_chunk_within_budget(channel_gate, inputs)
 
 
 @pytest.mark.parametrize("T", [0, 1, 63, 64, 65])
 @BOTH
 def test_lengths_around_the_size_of_a_chunk(channel_gate, T):
-    """Fault 35."""
-    inputs = DeltaRuleCase(1, T, 1, 1, 16, 12, channel_gate, "mixed", seed=T).build(torch.float32)
+    """Fault 35, with decays so slow that every token matters to every other."""
+    inputs = DeltaRuleCase(1, T, 1, 1, 16, 12, channel_gate, seed=T).build(torch.float32)
+    inputs["g"] /= 20
     assert_chunk_within_budget(channel_gate, inputs)
 
 
@@ -252,8 +253,9 @@ def test_strides_do_not_matter_and_inputs_are_not_written(channel_gate):
 
 
 @BOTH
-def test_scale_and_normalisation_are_those_of_the_recurrence(channel_gate):
-    inputs = DeltaRuleCase(1, 20, 1, 2, 8, 4, channel_gate, "zero_keys").build(torch.float32)
+def test_scale_normalisation_and_heads_are_those_of_the_recurrence(channel_gate):
+    """Fault 27: two key heads, each for two value heads."""
+    inputs = DeltaRuleCase(1, 20, 2, 2, 8, 4, channel_gate, "zero_keys").build(torch.float32)
     inputs["k"] = inputs["k"] * 3
     for options in ({"scale": 3.0}, {"use_qk_l2norm": True, "scale": 0.5}):
         assert_chunk_within_budget(channel_gate, inputs, **options)
