@@ -323,15 +323,12 @@ def shipped() -> list[ShippedKernel]:
                 (kda_solve_kernel, kda_output_kernel) if channel_gate else (gdn_solve_kernel, gdn_output_kernel)
             )
             narrow, wide = (prefill_launch(states, 128, 128, [dtype] * 3, channel_gate) for states in (1, SMS))
-            kernels.append(_shipped(f"{kind}_solve_{name}", solve, wide, wide.solve, name))
-            kernels.append(_shipped(f"{kind}_output_{name}", output, wide, wide.output, name))
+            kernels.append(_shipped(f"{kind}_solve_{name}", solve, wide, wide.solve, name, channel_gate))
+            kernels.append(_shipped(f"{kind}_output_{name}", output, wide, wide.output, name, channel_gate))
             for launch in dict.fromkeys((narrow, wide)):
                 for replay in (False, True):
                     full_name = f"{kind}_state{'_replay' if replay else ''}_{name}_v{launch.state.block_v}"
-                    more: dict[str, object] = {"CHUNK": CHUNK_TOKENS, "CHANNEL_GATE": channel_gate, "pool_k": 1}
-                    if not replay:
-                        more["keep"] = None
-                    kernels.append(_shipped(full_name, state_kernel, launch, launch.state, name, more))
+                    kernels.append(_shipped(full_name, state_kernel, launch, launch.state, name, channel_gate, replay))
     return kernels
 
 
@@ -341,24 +338,28 @@ def _shipped(
     launch: PrefillLaunch,
     stage: StageLaunch,
     dtype: str,
-    more: dict[str, object] | None = None,
+    channel_gate: bool,
+    replay: bool = False,
 ) -> ShippedKernel:
-    """A kernel of a layer with 32 value heads, gates computed by it."""
-    is_gdn = fn in (gdn_solve_kernel, gdn_output_kernel) or (more is not None and not more.get("CHANNEL_GATE"))
-    shape = DeltaRuleShape(B=1, T=1, H=16 if is_gdn else 32, HV=32, K=128, V=128, N=1)
-    flags = {"SAFE_GATE": False, "NEG_EIGVAL": False, "L2NORM": True, "LOGIT": True, "H": shape.H, "beta_head": 1}
-    if is_gdn:
-        flags["g_head"] = 1
-    constexprs = flags | _constants(shape, launch, stage) | (more or {})
-    constexprs = {arg: constexprs[arg] for arg in fn.arg_names if arg in constexprs}
+    """A kernel of a layer with 32 value heads, gates computed by it, over an FP32 pool."""
+    H = 32 if channel_gate else 16
+    shape = DeltaRuleShape(B=1, T=1, H=H, HV=32, K=128, V=128, N=1)
+    values: dict[str, object] = {"H": H, "CHANNEL_GATE": channel_gate, "CHUNK": CHUNK_TOKENS}
+    values |= {"SAFE_GATE": False, "NEG_EIGVAL": False, "L2NORM": True, "LOGIT": True, "beta_head": 1, "pool_k": 1}
+    values |= ({} if channel_gate else {"g_head": 1}) | _constants(shape, launch, stage)
+    if not replay:
+        values["keep"] = None
+    constexprs = {arg: values[arg] for arg in fn.arg_names if arg in values}
     operand = "bf16" if launch.operand == torch.bfloat16 else "fp32"
     types = dict.fromkeys(["q", "k", "v", "g", "beta", "o"], f"*{dtype}")
     types |= dict.fromkeys(["u", "w", "queries", "keys", "pairs", "states"], f"*{operand}")
     types |= dict.fromkeys(["A_log", "dt_bias", "pool"], "*fp32") | dict.fromkeys(["scale", "lower_bound"], "fp32")
     types |= {"chunks": "*i64", "sequences": "*i64", "state_indices": "*i64", "keep": "*u8", "log_since": "*fp64"}
-    types["decay"] = "*fp64" if is_gdn else "*fp32"
-    if fn in (kda_output_kernel, state_kernel):
-        types |= {"q": f"*{operand}", "k": f"*{dtype if is_gdn else operand}"}
+    types["decay"] = "*fp32" if channel_gate else "*fp64"
+    if channel_gate:
+        types["g"] = "*fp32"  # as the gate's own kernel leaves it
+        if fn is not kda_solve_kernel:
+            types |= {"q": f"*{operand}", "k": f"*{operand}"}
     signature = {arg: types.get(arg, "i32") for arg in fn.arg_names}
     signature |= dict.fromkeys(constexprs, "constexpr")
     return ShippedKernel(
