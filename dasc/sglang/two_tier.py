@@ -50,6 +50,7 @@ class TwoTier:
             dense_limit=None if config.spill else 0,
             watermark=config.watermark,
             agree=outcome_agreement(parallel.attn_tp_group.cpu_group) if several else lambda ok: ok,
+            forward_stream=ctx.tp_worker.model_runner.forward_stream,
         )
         component = functools.partial(TwoTierComponent, settings=settings)
         ctx.params.component_registry_override = {

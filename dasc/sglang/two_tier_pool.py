@@ -27,12 +27,17 @@ RUNNING = "a running request"
 
 @dataclass(frozen=True)
 class TwoTierSettings:
-    """What :class:`~dasc.cache.tiers.TwoTierStore` is told; see there."""
+    """What :class:`~dasc.cache.tiers.TwoTierStore` is told (see there), and the stream that forwards run on.
+
+    Attributes:
+        forward_stream: of a GPU.
+    """
 
     counters: Counters
     dense_limit: int | None = None
     watermark: int = 0
     agree: Callable[[bool], bool] = lambda ok: ok
+    forward_stream: torch.Stream | None = None
 
 
 class TwoTierPool:
@@ -70,7 +75,7 @@ class TwoTierPool:
         compressed.counters = Counters()  # the store counts: a demotion is no store, a dense hit is a hit
         self._settings = settings
         self._on_evict = on_evict
-        self._mover = _Mover(mamba_pool, compressed, self.device)
+        self._mover = _Mover(mamba_pool, compressed, self.device, settings.forward_stream)
         self._begin()
 
     def _begin(self) -> None:
@@ -251,18 +256,27 @@ class NativeSlots:
 class _Mover:
     """Moves state data for the store. On a GPU packs run on a stream of their own, off the path of requests."""
 
-    def __init__(self, mamba_pool: Any, compressed: CompressedPool, device: torch.device) -> None:
+    def __init__(
+        self,
+        mamba_pool: Any,
+        compressed: CompressedPool,
+        device: torch.device,
+        forward_stream: torch.Stream | None,
+    ) -> None:
         self._mamba_pool = mamba_pool
         self._compressed = compressed
         self._device = device
+        self._forward_stream = forward_stream
         self._stream = None if device.type == "cpu" else torch.Stream(device)
 
     def pack(self, native_slot: int, compressed_slot: int) -> Ticket:
-        """Begin to compress. What wrote the source, or read the target, is over: SGLang waits for each forward."""
+        """Begin to compress, after the forwards launched so far: one may still write the source or read the target."""
         if self._stream is None:
             self._pack(native_slot, compressed_slot)
             return DONE
         self._stream.wait_stream(torch.accelerator.current_stream(self._device))
+        if self._forward_stream is not None:
+            self._stream.wait_stream(self._forward_stream)
         with self._stream:
             self._pack(native_slot, compressed_slot)
             return _Recorded(self._stream.record_event())
