@@ -7,6 +7,7 @@ moves. What is stored where, who moves and who goes is :class:`~dasc.cache.tiers
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -154,19 +155,17 @@ class TwoTierPool:
         """
         entries = [self._entries[handle] for handle in handles.tolist()]
         assert all(entry.locks for entry in entries), "a hit is locked until it is loaded"
-        for tier in (Tier.COMPRESSED, Tier.DENSE):
-            hits = [
-                i for i, entry in enumerate(entries) if (entry.tier is Tier.COMPRESSED) == (tier is Tier.COMPRESSED)
-            ]
-            if not hits:
-                continue
-            sources = on_device([entries[i].slot for i in hits], self.device)
-            targets = active_slots if len(hits) == len(entries) else active_slots[on_device(hits, self.device)]
-            if tier is Tier.COMPRESSED:
-                self._compressed.load_to_active(mamba_pool, sources, targets)
-            else:
-                mamba_pool.copy_from(sources, targets)
-            self.counters.hits[tier.value] += len(hits)
+        compressed = [place for place, entry in enumerate(entries) if entry.tier is Tier.COMPRESSED]
+        dense = [place for place, entry in enumerate(entries) if entry.tier is not Tier.COMPRESSED]
+        loads: list[tuple[str, list[int], Callable[[Tensor, Tensor], None]]] = [
+            ("compressed", compressed, functools.partial(self._compressed.load_to_active, mamba_pool)),
+            ("dense", dense, mamba_pool.copy_from),
+        ]
+        for tier, places, load in loads:
+            if places:
+                sources = on_device([entries[place].slot for place in places], self.device)
+                load(sources, active_slots[on_device(places, self.device)])
+                self.counters.hits[tier] += len(places)
 
     # -- what SGLang asks ---------------------------------------------------------------------------------------------
 

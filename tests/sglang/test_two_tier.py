@@ -24,6 +24,7 @@ from sglang.srt.mem_cache.memory_pool import MambaPool
 
 from dasc.cache.entries import Tier
 from dasc.cache.transfers import Settled
+from dasc.sglang.arguments import EXCLUSIONS, check_arguments
 from dasc.sglang.config import Config
 from dasc.sglang.serving import Serving
 from dasc.sglang.two_tier import TwoTier
@@ -208,6 +209,21 @@ def test_a_hit_waits_for_a_slot_that_is_not_its_own_state(setting: Setting, made
     admitted = driver.start(dense + driver.new_tokens(1))
     assert admitted.hit_tokens == len(dense)
     assert admit(admitted.req) is AddReqResult.CONTINUE
+
+
+def test_a_watermark_above_the_native_pool_stops_the_server(capsys: pytest.CaptureFixture[str]) -> None:
+    serving = Serving(Config(plan="unread", mode="two-tier", watermark=13))
+    slots = SimpleNamespace(mamba_pool=SimpleNamespace(size=12))
+    with pytest.raises(SystemExit):
+        TwoTier(serving).make_tree(None, SimpleNamespace(params=SimpleNamespace(req_to_token_pool=slots)))
+    assert "DASC_WATERMARK must be at most the 12 native slots, got 13" in capsys.readouterr().err
+
+
+def test_sessions_with_an_order_of_recency_of_their_own_are_refused() -> None:
+    off = {each.argument: next(v for v in (False, None, "null") if not each.excludes(v)) for each in EXCLUSIONS}
+    check_arguments(SimpleNamespace(**off, enable_session_radix_cache=True), "nr", "compressed-only")
+    with pytest.raises(ValueError, match="DASC_MODE=two-tier and --enable-session-radix-cache"):
+        check_arguments(SimpleNamespace(**off, enable_session_radix_cache=True), "nr", "two-tier")
 
 
 # -- what SGLang checks -----------------------------------------------------------------------------------------------
