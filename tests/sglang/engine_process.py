@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ class Script:
     async def ask(self, prompt: list[int], turn: dict[str, Any]) -> dict[str, Any]:
         self.names += 1
         name = f"request-{self.names}"
+        asked, first_token_s = time.perf_counter(), 0.0
         stream = await self.engine.async_generate(
             input_ids=prompt,
             sampling_params={"temperature": 0, "max_new_tokens": turn["new_tokens"], "ignore_eos": True},
@@ -69,6 +71,7 @@ class Script:
         out: dict[str, Any] = {}
         aborted = False
         async for out in stream:
+            first_token_s = first_token_s or time.perf_counter() - asked
             if turn["abort_after"] is not None and len(out["output_ids"]) >= turn["abort_after"] and not aborted:
                 aborted = True
                 self.engine.tokenizer_manager.abort_request(rid=name)
@@ -80,6 +83,7 @@ class Script:
             "finish": info["finish_reason"]["type"],
             # [(logprob, token, text)] of each generated token, likeliest first
             "top_logprobs": [[(t, p) for p, t, _ in place] for place in info.get("output_top_logprobs", [])],
+            "first_token_s": first_token_s,
         }
 
 

@@ -103,6 +103,7 @@ class Answer:
         tokens: generated.
         finish: why it ended, ``"length"`` or ``"abort"``.
         top_logprobs: ``(token, log-probability)`` for each generated token, the likeliest first.
+        first_token_s: seconds from the request to its first token.
     """
 
     prompt_tokens: int
@@ -110,6 +111,7 @@ class Answer:
     tokens: list[int]
     finish: str
     top_logprobs: list[list[tuple[int, float]]] = field(repr=False)
+    first_token_s: float = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,7 @@ def run(
     *,
     env: Mapping[str, str] | None = None,
     may_fail: bool = False,
+    timeout_s: float = TIMEOUT_S,
     **arguments: Any,
 ) -> Run:
     """Serve ``model`` and play ``steps``.
@@ -159,10 +162,11 @@ def run(
         steps: played one after the other.
         env: environment variables besides.
         may_fail: return a run with another exit status than 0 instead of raising.
+        timeout_s: seconds for all of it.
         arguments: of ``sglang.Engine``, over those of :data:`ARGUMENTS`.
 
     Raises:
-        EngineError: when the engine does not start, fails, or takes longer than :data:`TIMEOUT_S`.
+        EngineError: when the engine does not start, fails, or takes longer than ``timeout_s``.
     """
     script = {
         "arguments": {**ARGUMENTS, "model_path": str(model), **arguments},
@@ -182,7 +186,7 @@ def run(
                 start_new_session=True,  # a failing engine kills its whole process group
             )
             try:
-                status = process.wait(TIMEOUT_S)
+                status = process.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 status = -signal.SIGKILL
             finally:
