@@ -41,13 +41,14 @@ def gate_kernel(
     lower_bound,
     elements,
     a_row,
+    ONE_VALUE: tl.constexpr,
     UNITS: tl.constexpr,
     PER_HEAD: tl.constexpr,
     SAFE: tl.constexpr,
     DOUBLE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A block of ``out``, contiguous ``[rows, UNITS]``. ``a`` has rows ``a_row`` apart (0: one value for all).
+    """A block of ``out``, contiguous ``[rows, UNITS]``. ``a`` has rows ``a_row`` apart; with ``ONE_VALUE`` it is one for all.
 
     ``PER_HEAD`` units share an ``A_log``. Without ``A_log`` (``None``) it is the gate of the update strength, doubled
     with ``DOUBLE``.
@@ -55,7 +56,7 @@ def gate_kernel(
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < elements
     unit = (at % UNITS).to(tl.int32)
-    if a_row == 0:
+    if ONE_VALUE:
         x = tl.load(a + tl.zeros_like(at), mask=inside, other=0.0).to(tl.float32)
     else:
         x = tl.load(a + at // UNITS * a_row + unit, mask=inside, other=0.0).to(tl.float32)

@@ -96,6 +96,7 @@ def _launch(
             0.0 if lower_bound is None else lower_bound,
             elements,
             rows.stride(0) if rows.ndim else 0,
+            ONE_VALUE=rows.ndim == 0,
             UNITS=units,
             PER_HEAD=per_head,
             SAFE=lower_bound is not None,
@@ -120,6 +121,7 @@ def shipped() -> list[ShippedKernel]:
 
 def _shipped(name: str, launch: GateLaunch, dtype: str, units: int, per_head: int | None, safe: bool) -> ShippedKernel:
     constexprs: dict[str, object] = {
+        "ONE_VALUE": False,
         "UNITS": units,
         "PER_HEAD": per_head or 1,
         "SAFE": safe,

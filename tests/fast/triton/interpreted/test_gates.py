@@ -102,6 +102,15 @@ def test_axes_and_dtypes_are_those_of_the_reference(seed, channel_gate, layers, 
     assert torch.equal(a, original)
 
 
+def test_rows_that_share_memory_are_not_one_value():
+    """Fault 26: an expanded input has rows 0 apart."""
+    gen = torch.Generator().manual_seed(0)
+    row, A_log, dt_bias = (torch.randn(4, generator=gen) for _ in range(3))
+    a = row.expand(3, 4)
+    assert_near(gates.softplus_gate(a, A_log, dt_bias), reference.softplus_gate(a, A_log, dt_bias), 64)
+    assert_near(gates.beta_gate(a), reference.beta_gate(a), 64)
+
+
 def test_many_elements_are_several_programs():
     a, zero = torch.linspace(-20, 20, 3 * 11_000).view(-1, 3), torch.zeros(3)
     assert_near(gates.softplus_gate(a, zero, zero), reference.softplus_gate(a, zero, zero), 64)
