@@ -121,6 +121,11 @@ def _expect(name: str, tensor: Tensor, shape: tuple[int, ...], axes: str) -> Non
         raise ValueError(f"{name} must be {axes} = {list(shape)}, got {list(tensor.shape)}")
 
 
+def _expect_device(name: str, tensor: Tensor, device: torch.device) -> None:
+    if tensor.device != device:
+        raise ValueError(f"{name} must be on {device} like q, got {tensor.device}")
+
+
 def check_cu_seqlens(cu_seqlens: Tensor, tokens: int) -> list[int]:
     """Validate packed sequence boundaries and return them as plain integers; the tensor is only read.
 
@@ -243,16 +248,20 @@ def check_pooled(
     S = pool.shape[0]
     _expect("pool", pool, (S, shape.HV, shape.V, shape.K), "[S, HV, V, K]")
     _expect_integers("state_indices", state_indices, shape.N, q.device)
+    units, axes = ((shape.HV, shape.K), "[HV, K]") if channel_gate else ((shape.HV,), "[HV]")
     if gate is not None:
         check_gate(g, gate.A_log, gate.dt_bias)
         _expect("gate.A_log", gate.A_log, (shape.HV,), "[HV]")
+        _expect("gate.dt_bias", gate.dt_bias, units, axes)
+        _expect_device("gate.A_log", gate.A_log, q.device)
+        _expect_device("gate.dt_bias", gate.dt_bias, q.device)
         if gate.lower_bound is not None and not (math.isfinite(gate.lower_bound) and gate.lower_bound < 0):
             raise ValueError(f"gate.lower_bound must be negative and finite, got {gate.lower_bound}")
     if refresh is not None:
-        units, axes = ((shape.HV, shape.K), "[HV, K]") if channel_gate else ((shape.HV,), "[HV]")
         if refresh.keep.dtype != torch.bool:
             raise ValueError(f"refresh.keep must be torch.bool, got {refresh.keep.dtype}")
         _expect("refresh.keep", refresh.keep, units, axes)
+        _expect_device("refresh.keep", refresh.keep, q.device)
         _expect_integers("refresh.tokens", refresh.tokens, shape.N, q.device)
     if q.device.type == "cpu":
         _check_state_indices(state_indices, S)

@@ -112,6 +112,11 @@ GOOD = DeltaRuleCase(2, 3, 1, 2, 4, 5, False)
         ),
         ({"gate": reference.DecayGate(torch.zeros(2), torch.zeros(3))}, "dt_bias must have the axes"),
         ({"gate": reference.DecayGate(torch.zeros(2), torch.zeros(2), 1.0)}, "lower_bound must be negative"),
+        ({"gate": reference.DecayGate(torch.zeros(2), torch.zeros(2, device="meta"))}, "dt_bias must be on cpu"),
+        (
+            {"refresh": RefreshMerge(torch.ones(2, dtype=torch.bool, device="meta"), torch.tensor([0, 0]))},
+            "refresh.keep must be on cpu like q, got meta",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(change, message):
@@ -121,6 +126,14 @@ def test_wrong_arguments_are_named(change, message):
     reference.prefill_gdn(**good)
     with pytest.raises(ValueError, match=message):
         reference.prefill_gdn(**{**good, **change})
+
+
+def test_a_bias_for_each_head_is_none_for_each_channel_though_there_be_as_many():
+    """Fault 30. HV = K: it would broadcast over the wrong axis without a word."""
+    x = PooledCase((3,), None, 2, 1, 2, 3, True, "softplus").build()
+    x["gate"] = x["gate"]._replace(dt_bias=torch.zeros(2, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"gate.dt_bias must be \[HV, K\] = \[2, 2\], got \[2\]"):
+        reference.prefill_kda(**x)
 
 
 def test_decode_takes_one_token_only():
