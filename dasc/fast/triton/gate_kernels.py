@@ -48,8 +48,9 @@ def gate_kernel(
     DOUBLE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A block of ``out``, contiguous ``[rows, UNITS]``. ``a`` has rows ``a_row`` apart; with ``ONE_VALUE`` it is one for all.
+    """A block of ``out``, contiguous ``[rows, UNITS]``.
 
+    ``a`` has contiguous rows ``a_row`` apart (0 where all are the same one), or with ``ONE_VALUE`` one value for all.
     ``PER_HEAD`` units share an ``A_log``. Without ``A_log`` (``None``) it is the gate of the update strength, doubled
     with ``DOUBLE``.
     """
