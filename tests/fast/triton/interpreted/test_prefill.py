@@ -121,7 +121,7 @@ def test_every_regime(channel_gate, regime):
     assert_chunk_within_budget(channel_gate, inputs)
 
 
-@pytest.mark.parametrize("T", [0, 1, 63, 64, 65])
+@pytest.mark.parametrize("T", [0, 1, 63, 64, 65, 1000])
 @BOTH
 def test_lengths_around_the_size_of_a_chunk(channel_gate, T):
     """Fault 35, with decays so slow that every token matters to every other."""
