@@ -55,6 +55,13 @@ TWO_TIER_EXCLUSIONS = (
 )
 """Those of ``DASC_MODE=two-tier`` besides."""
 
+HYBRID_EXCLUSIONS = (
+    Exclusion("enable_lora", bool, "an adapter's heads are in the model's order"),
+    Exclusion("lora_paths", bool, "an adapter's heads are in the model's order"),
+    Exclusion("custom_weight_loader", bool, "it would load heads in the model's order"),
+)
+"""Those of placement ``hybrid`` besides."""
+
 
 def check_arguments(arguments: Any, load_policy: str, mode: str = "compressed-only") -> None:
     """Raise for arguments that the plugin does not go together with.
@@ -72,6 +79,15 @@ def check_arguments(arguments: Any, load_policy: str, mode: str = "compressed-on
         _check("DASC_LOAD_POLICY=wr", REFRESH_EXCLUSIONS, arguments)
     if mode == "two-tier":
         _check("DASC_MODE=two-tier", TWO_TIER_EXCLUSIONS, arguments)
+
+
+def check_hybrid_arguments(arguments: Any) -> None:
+    """As :func:`check_arguments`, for a plan with placement ``hybrid``.
+
+    Raises:
+        ValueError: naming the argument, its value and why.
+    """
+    _check("placement hybrid", HYBRID_EXCLUSIONS, arguments)
 
 
 def _check(setting: str, exclusions: tuple[Exclusion, ...], arguments: Any) -> None:

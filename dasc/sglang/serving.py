@@ -18,10 +18,12 @@ from dasc.cache.counters import Counters
 from dasc.fast.distributed import ExchangeError, agree_on
 from dasc.plan import SelectionPlan
 from dasc.sglang import targets
-from dasc.sglang.arguments import check_arguments
+from dasc.sglang.arguments import check_arguments, check_hybrid_arguments
 from dasc.sglang.budget import NativeDemand, StateBudget, divide
 from dasc.sglang.config import Config
 from dasc.sglang.metrics import Exporter, Reporter
+from dasc.sglang.permutation import HeadPermutation
+from dasc.sglang.placements import BalancedPool, Exchanges, buffer_bytes, moves_units, permute_as_loaded
 from dasc.sglang.plans import load_plan, placement_mode, plan_summary
 from dasc.sglang.pool import CompressedPool
 from dasc.sglang.refusing import EXIT_STATUS, refuse
@@ -70,9 +72,13 @@ class Serving:
         self.budget: StateBudget | None = None
         self.scratch: Scratch | None = None
         self.pool: CompressedPool | None = None
+        self._exchanges: Exchanges | None = None
+        self._permutation: HeadPermutation | None = None
         self._demand: NativeDemand | None = None
         self.hooks: dict[str, Callable[..., Any]] = {
             targets.LAUNCH: self.launch,
+            targets.LOAD_MODEL: self.load_model,
+            targets.INIT_MODEL: self.init_model,
             targets.SIZE_POOL: self.size_pool,
             targets.SLOTS_PER_REQUEST: self.slots_per_request,
             targets.RUNNING_LIMIT: self.running_limit,
@@ -105,22 +111,50 @@ class Serving:
         served = ServedState.of(cache_params, cache_params.layers, parallel.attn_tp_size)
         plan = load_plan(self.config, arguments.model_path, arguments.revision, served.ranks, served.dtypes)
         served.check(plan)
+        if placement_mode(plan, served.ranks) == "hybrid":
+            check_hybrid_arguments(arguments)
         return plan, served
 
     # -- scheduler processes ------------------------------------------------------------------------------------------
+
+    def load_model(self, original: Callable[..., None], runner: Any) -> None:
+        """Before weights load, and before SGLang looks what memory is left: the plan, and what its placement takes."""
+        self._settle_plan(runner)
+        original(runner)
+
+    @stopping
+    def _settle_plan(self, runner: Any) -> None:
+        targets.check_hooks(self.hooks)
+        assert self.plan is None, "one scheduler loads one model"
+        parallel, arguments = get_parallel(), resolving_view(runner.server_args)
+        check_arguments(arguments, self.config.load_policy, self.config.mode)
+        plan, served = self._read_plan(runner.server_args, mambaish_config(runner.model_config).mamba2_cache_params)
+        if served.ranks > 1:
+            agree_on(plan_summary(plan, served.ranks), parallel.attn_tp_group.cpu_group)
+        if moves_units(plan, served.ranks):
+            self._exchanges = Exchanges.over(plan, parallel.attn_tp_group, runner.device, parallel.dist_timeout)
+        if placement_mode(plan, served.ranks) == "hybrid":
+            self._permutation = HeadPermutation(plan.geometry, plan.placements[served.ranks].head_order)
+        self.plan = plan
+
+    def init_model(self, original: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """A model whose weights are brought into the placement's order of heads as they load."""
+        model = original(*args, **kwargs)
+        if self._permutation is not None:
+            permute_as_loaded(model, self._permutation, started=lambda: self.budget is not None)
+        return model
 
     @stopping
     def size_pool(self, original: Callable[..., float], configurator: Any, total_rest_memory: float) -> float:
         """After SGLang has settled the size of its state pool: divide it. The KV budget is as it would have been."""
         targets.check_hooks(self.hooks)
-        server_args, parallel = configurator.server_args, get_parallel()
-        check_arguments(resolving_view(server_args), self.config.load_policy, self.config.mode)
+        plan, ranks = self.plan, get_parallel().attn_tp_size
+        assert plan is not None, "the model is loaded first"
         assert self.budget is None, "one scheduler sizes its pools once"
+        if self._permutation is not None:
+            self._permutation.check_complete()
         rest = original(configurator, total_rest_memory)
         params = configurator.mambaish_config.mamba2_cache_params
-        plan, served = self._read_plan(server_args, params)
-        if served.ranks > 1:
-            agree_on(plan_summary(plan, served.ranks), parallel.attn_tp_group.cpu_group)
         dense_slots = get_schedule().max_mamba_cache_size
         limit = dense_slots // configurator._calculate_mamba_ratio()
         asked = get_schedule().max_running_requests
@@ -135,18 +169,19 @@ class Serving:
         scratch = None
         if self.config.load_policy == "wr":
             scratch = Scratch.of(int(plan.windows.max()), get_schedule().page_size, demand.requests)
+        tmp_bytes = buffer_bytes(plan, ranks) + (0 if scratch is None else scratch.rows * _row_bytes(configurator))
         budget = divide(
             self.config.pool,
             demand,
             dense_slots=dense_slots,
             dense_slot_bytes=params.mamba_cache_per_req,
-            compressed_slot_bytes=max(layout.slot_bytes for layout in plan.layouts(served.ranks)),
-            tmp_bytes=0 if scratch is None else scratch.rows * _row_bytes(configurator),
+            compressed_slot_bytes=max(layout.slot_bytes for layout in plan.layouts(ranks)),
+            tmp_bytes=tmp_bytes,
         )
         get_context().override("dasc", max_mamba_cache_size=budget.split.native_slots)
-        self.plan, self.budget, self.scratch, self._demand = plan, budget, scratch, demand
-        if parallel.tp_rank == 0:
-            logger.info("%s", self._announcement(plan, served.ranks))
+        self.budget, self.scratch, self._demand = budget, scratch, demand
+        if get_parallel().tp_rank == 0:
+            logger.info("%s", self._announcement(plan, ranks))
             logger.info("%s", budget.table())
         return rest
 
@@ -171,7 +206,8 @@ class Serving:
         served = ServedState.of(cache_params, mamba_layer_ids, parallel.attn_tp_size)
         served.check(self.plan)
         layout = self.plan.layouts(served.ranks)[parallel.attn_tp_rank]
-        self.pool = CompressedPool(
+        make = CompressedPool if self._exchanges is None else functools.partial(BalancedPool, exchanges=self._exchanges)
+        self.pool = make(
             layout,
             self.budget.split.compressed_slots,
             torch.device(device),
@@ -214,10 +250,11 @@ class Serving:
 
     def _announcement(self, plan: SelectionPlan, ranks: int) -> str:
         kept = int(plan.mask.sum())
+        moved = plan.placements[ranks].moved_units if ranks in plan.placements else 0
         return (
             f"dasc: {self.config.mode}, {self.config.load_policy}, W_max {plan.w_max}, {plan.layout}"
             f"{', INT8' if plan.dtypes.int8 else ''}, placement {placement_mode(plan, ranks)}: "
-            f"{kept:,} of {plan.geometry.num_units:,} units kept"
+            f"{kept:,} of {plan.geometry.num_units:,} units kept, {moved:,} of them on another rank"
         )
 
     def report(self, pool: CompressedPool | TwoTierPool) -> None:

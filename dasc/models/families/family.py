@@ -54,14 +54,22 @@ class Family:
 
         Multi-token-prediction modules (``mtp.layers.N...``) are other tensors.
         """
+        part = self.layer_tensor(tensor)
+        if part is None or part[1] not in DECAY_NAMES:
+            return None
+        return part[0], "A_log" if part[1] == "A_log" else "dt_bias"
+
+    def layer_tensor(self, tensor: str) -> tuple[int, str] | None:
+        """Block number and name within the attention module of one of its tensors; ``None`` for any other tensor.
+
+        Multi-token-prediction modules are other tensors here too.
+        """
         found = re.fullmatch(
             r"(?:model\.|model\.language_model\.|language_model\.model\.|language_model\.)?"
-            rf"layers\.(0|[1-9][0-9]{{0,5}})\.{self.module}\.(A_log|dt_bias)",
+            rf"layers\.(0|[1-9][0-9]{{0,5}})\.{self.module}\.(.+)",
             tensor,
         )
-        if found is None:
-            return None
-        return int(found[1]), "A_log" if found[2] == "A_log" else "dt_bias"
+        return None if found is None else (int(found[1]), found[2])
 
     def shape_text(self, geometry: StateGeometry, name: DecayName) -> str:
         """The stored shapes that :meth:`takes_shape` accepts, in words."""

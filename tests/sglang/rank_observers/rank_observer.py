@@ -1,0 +1,40 @@
+"""SGLang plugin for tests: each rank says what it has exchanged; rank 1 may be given a plan of its own."""
+
+import dataclasses
+import json
+import os
+
+
+def observe(result, scheduler, *args, **kwargs):
+    from sglang.srt.runtime_context import get_parallel
+
+    from dasc.sglang import plugin
+
+    exchanges = getattr(plugin.serving.pool, "exchanges", None)
+    ends = {} if exchanges is None else exchanges._asdict()
+    seen = {
+        "rank": get_parallel().tp_rank,
+        "slot_units": plugin.serving.pool.layout.slot_units,
+        "own_units": plugin.serving.pool.layout.retained_units,
+        "buffer_bytes": sum(end._away.nbytes + end._guests.nbytes for end in ends.values()),
+        **{name: dataclasses.asdict(end.counters) for name, end in ends.items()},
+    }
+    # one write: ranks share the stream
+    os.write(2, f"\nRANK OBSERVER {json.dumps(seen)}\n".encode())
+
+
+def take_own_plan(result, *args, **kwargs):
+    from sglang.srt.runtime_context import get_parallel
+
+    from dasc.sglang import plugin
+
+    if "PLAN_OF_RANK_1" in os.environ and get_parallel().tp_rank == 1:
+        plugin.serving.config = dataclasses.replace(plugin.serving.config, plan=os.environ["PLAN_OF_RANK_1"])
+
+
+def register():
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.get_internal_state", observe, HookType.AFTER)
+    runner = "sglang.srt.model_executor.model_runner.ModelRunner"
+    HookRegistry.register(f"{runner}.init_torch_distributed", take_own_plan, HookType.AFTER)
