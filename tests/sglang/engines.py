@@ -172,7 +172,7 @@ def run(
         "arguments": {**ARGUMENTS, "model_path": str(model), **arguments},
         "steps": [dataclasses.asdict(step) for step in steps],
     }
-    with tempfile.TemporaryDirectory() as folder, _one_at_a_time():
+    with tempfile.TemporaryDirectory() as folder, one_at_a_time():
         source, target, log = (Path(folder) / name for name in ("script.json", "answers.json", "log.txt"))
         source.write_text(json.dumps(script))
         with open(log, "wb") as stream:
@@ -190,7 +190,7 @@ def run(
             except subprocess.TimeoutExpired:
                 status = -signal.SIGKILL
             finally:
-                _kill_session(process)
+                end_session(process)
         text = log.read_text(errors="replace")
         if status != 0 and not may_fail:
             raise EngineError(f"the engine ended with status {status}; the end of its log:\n{text[-6000:]}")
@@ -199,7 +199,7 @@ def run(
     return Run(answers, text, status)
 
 
-def _kill_session(process: subprocess.Popen[bytes]) -> None:
+def end_session(process: subprocess.Popen[bytes]) -> None:
     """End what is left of the session, were it without its leader."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -207,7 +207,7 @@ def _kill_session(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def _one_at_a_time() -> Iterator[None]:
+def one_at_a_time() -> Iterator[None]:
     """An engine takes a core or two even when several tests run side by side."""
     with open(Path(tempfile.gettempdir()) / "sglang.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

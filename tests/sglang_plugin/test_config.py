@@ -139,6 +139,12 @@ def test_a_variable_wins_over_the_file(tmp_path: Path):
     assert (config.w_max, config.int8) == (16, True)
 
 
+def test_an_empty_plan_leaves_it_to_the_file(tmp_path: Path):
+    config = read_config({"DASC_CONFIG": written(tmp_path, "dasc.toml", TOML), "DASC_PLAN": ""})
+    assert config is not None
+    assert config.plan == "auto"
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [

@@ -43,18 +43,19 @@ def test_counters_and_gauges_are_exported_under_dasc_names_with_their_labels(reg
     assert value("dasc_cache_evictions_total", {**rank, "cause": "compressed"}) == 1
     assert value("dasc_cache_stall_seconds_total", rank) == 0.5
     assert value("dasc_cache_compressed_slots_held", rank) == 5
+    assert value("dasc_cache_demotions_total", rank) is None  # never counted
 
 
 def test_what_processes_count_is_summed_by_prometheus_multiprocess_collector(tmp_path: Path):
     """As SGLang collects it: from the files of its scheduler processes, in another process."""
     count = (
         "import sys\nfrom dasc.cache.counters import Counters\nfrom dasc.sglang.metrics import Exporter\n"
-        "c = Counters()\ne = Exporter(c, lambda: {'compressed_slots': 7.0}, {'tp_rank': sys.argv[1]})\n"
+        "c = Counters()\ne = Exporter(c, lambda: {'compressed_slots': float(sys.argv[3])}, {'tp_rank': sys.argv[1]})\n"
         "c.stored['compressed'] += int(sys.argv[2])\ne.export()\n"
     )
     environ = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
-    for rank, stored in (("0", "2"), ("1", "5")):
-        subprocess.run([sys.executable, "-c", count, rank, stored], env=environ, check=True)
+    for arguments in (("0", "1", "4"), ("0", "1", "7"), ("1", "5", "7")):  # rank 0 was started again
+        subprocess.run([sys.executable, "-c", count, *arguments], env=environ, check=True)
     collected = prometheus_client.CollectorRegistry()
     from prometheus_client import multiprocess
 

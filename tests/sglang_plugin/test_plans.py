@@ -1,3 +1,4 @@
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -88,6 +89,13 @@ def test_a_setting_that_is_not_the_plans_is_refused(tmp_path: Path, setting: dic
     path = saved_plan(tmp_path, source, ranks=(2,), mode="storage")
     with pytest.raises(PlanError, match=f"16.dasc: {message}: leave them unset"):
         load_plan(Config(plan=path, **setting), source, None, 2, FULL)
+
+
+def test_int8_that_is_switched_off_is_a_setting_too(tmp_path: Path):
+    source = model(tmp_path / "model")
+    path = saved_plan(tmp_path, source, dtypes=DtypePolicy(int8=True))
+    with pytest.raises(PlanError, match="DASC_INT8 is False, the plan has True"):
+        load_plan(Config(plan=path, int8=False), source, None, 1, FULL)
 
 
 def test_a_plan_for_other_weights_is_refused(tmp_path: Path):
@@ -185,5 +193,10 @@ def test_ranks_that_read_different_plans_have_different_summaries(tmp_path: Path
     ]
     summaries = [plan_summary(load_plan(config, source, None, 2, FULL), 2) for config in options]
     assert all(a != b for i, a in enumerate(summaries) for b in summaries[:i])
+    first = load_plan(options[0], source, None, 2, FULL)
+    mask, windows = first.mask.flip(1), first.windows.flip(1)
+    assert plan_summary(dataclasses.replace(first, mask=mask, windows=windows, placements={}), 1) != plan_summary(
+        first, 1
+    )
     other = load_plan(options[0], model(tmp_path / "other", seed=1), None, 2, FULL)
     assert plan_summary(other, 2) != summaries[0] == plan_summary(load_plan(options[0], source, None, 2, FULL), 2)
