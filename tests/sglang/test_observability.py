@@ -1,19 +1,22 @@
 """What a running server tells: metrics on its own endpoint, a line in its log now and then, a table at the start."""
 
 import json
+import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.sglang import runs
-from tests.sglang.engines import ARGUMENTS, ROOT, end_session, environment, one_at_a_time
+from tests.sglang.engines import ARGUMENTS, ROOT, environment, one_at_a_time
 
 DENSE_SLOTS, POOL_SLOTS = 32, 3
 STARTUP_S = 300
@@ -86,7 +89,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             _wait_until_up(found, process)
             yield found
         finally:
-            end_session(process)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _wait_until_up(server: Server, process: "subprocess.Popen[bytes]") -> None:
