@@ -1,4 +1,4 @@
-"""Serves one script with SGLang's engine and writes what it answered: ``python -m tests.sglang.engine_process IN OUT``.
+"""Serves one script with SGLang's engine and writes what it answered.
 
 Both files are JSON, of the forms that :mod:`tests.sglang.engines` describes. Run in a process of its own.
 """
@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import sglang
+from sglang.srt.entrypoints.engine import Engine
 
 FLUSH_TIMEOUT_S = 10
 
@@ -20,7 +19,7 @@ FLUSH_TIMEOUT_S = 10
 class Script:
     """Plays the steps of a script on an engine."""
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.names = 0
 
@@ -89,13 +88,9 @@ class Script:
 
 def main(source: Path, target: Path) -> None:
     script = json.loads(source.read_text())
-    engine = sglang.Engine(**script["arguments"])
+    engine = Engine(**script["arguments"])
     try:
         answers = engine.loop.run_until_complete(Script(engine).play(script["steps"]))
     finally:
         engine.shutdown()
     target.write_text(json.dumps(answers))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import functools
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).parents[2]
 STANDINS = Path(__file__).parent / "standins"
@@ -175,22 +178,13 @@ def run(
     with tempfile.TemporaryDirectory() as folder, one_at_a_time():
         source, target, log = (Path(folder) / name for name in ("script.json", "answers.json", "log.txt"))
         source.write_text(json.dumps(script))
-        with open(log, "wb") as stream:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tests.sglang.engine_process", str(source), str(target)],
-                cwd=ROOT,
-                env=environment(env),
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # a failing engine kills its whole process group
-            )
-            try:
-                status = process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                status = -signal.SIGKILL
-            finally:
-                end_session(process)
+        process = _forks().Process(target=_serve, args=(source, target, log, environment(env)))
+        with mock.patch.dict(os.environ, environment(), clear=True):
+            process.start()
+        try:
+            process.join(timeout_s)
+        finally:
+            status = _end(process)
         text = log.read_text(errors="replace")
         if status != 0 and not may_fail:
             raise EngineError(f"the engine ended with status {status}; the end of its log:\n{text[-6000:]}")
@@ -199,16 +193,60 @@ def run(
     return Run(answers, text, status)
 
 
-def end_session(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of the session, were it without its leader."""
+@functools.cache
+def _forks() -> multiprocessing.context.ForkServerContext:
+    """Engines fork from a process that has SGLang imported already, which takes ten seconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.sglang.engine_process"])
+    return context
+
+
+def _serve(source: Path, target: Path, log: Path, env: Mapping[str, str]) -> None:
+    """Become the engine's main process, as one that was started with this environment would be."""
+    os.setsid()  # a failing engine kills its whole process group
+    with open(log, "wb") as stream, open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(stream.fileno(), 1)
+        os.dup2(stream.fileno(), 2)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(ROOT)
+    sys.path[:0] = [folder for folder in env["PYTHONPATH"].split(os.pathsep) if folder not in sys.path]
+    status = 1
+    try:
+        from tests.sglang import engine_process
+
+        engine_process.main(source, target)
+        status = 0
+    except SystemExit as end:
+        if isinstance(end.code, int):
+            status = end.code
+        elif end.code is not None:
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # a forked process would wait for SGLang's other ones instead of ending them
+
+
+def _end(process: multiprocessing.context.ForkServerProcess) -> int:
+    """End what is left of the session, were it without its leader, and return the leader's exit status."""
+    if process.is_alive():
+        process.kill()
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    process.join()
+    return process.exitcode
 
 
 @contextmanager
 def one_at_a_time() -> Iterator[None]:
     """An engine takes a core or two even when several tests run side by side."""
-    with open(Path(tempfile.gettempdir()) / "sglang.lock", "w") as lock:
+    lock = os.open(Path(tempfile.gettempdir()) / "sglang.lock", os.O_RDONLY | os.O_CREAT, 0o666)
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)

@@ -81,8 +81,22 @@ def test_a_load_with_aborts_leaves_every_slot_accounted_for_and_a_flush_frees_al
 
 
 def test_under_load_a_plan_that_keeps_everything_answers_as_dense(family: str) -> None:
+    """Token for token, up to where a conversation's two likeliest tokens are too near each other for FP32 to tell."""
     found, dense = runs.keep_all(family).answers[LOAD], runs.dense(family).answers[LOAD]
-    places = [place for turns in dense for answer in turns for place in answer.top_logprobs]
-    assert min(first - second for (_, first), (_, second) in places) > 1e-4, "two tokens too near each other to tell"
-    complete = [(a.tokens, b.tokens) for x, y in zip(found, dense) for a, b in zip(x, y) if a.finish == "length"]
-    assert [a for a, _ in complete] == [b for _, b in complete]
+    compared = 0
+    for ours, theirs in zip(found, dense):
+        told = told_tokens(theirs)
+        assert [token for answer in ours for token in answer.tokens][: len(told)] == told
+        compared += len(told)
+    assert compared > 0.9 * sum(len(answer.tokens) for turns in dense for answer in turns if answer.finish == "length")
+
+
+def told_tokens(answers: list[Answer]) -> list[int]:
+    """Tokens of a conversation's complete answers before the first near tie."""
+    told = []
+    for answer in answers:
+        for token, ((_, first), (_, second)) in zip(answer.tokens, answer.top_logprobs):
+            if first - second < 1e-4:
+                return told
+            told.append(token)
+    return told
