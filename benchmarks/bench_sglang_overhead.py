@@ -40,7 +40,8 @@ REQUESTS = 40
 
 def host_work(rounds: int) -> dict[str, dict[str, list[float]]]:
     """Seconds of each round's median hit and insertion, by operation and arm."""
-    from tests.sglang.cache_driver import Driver, all_settings
+    from tests.sglang.cache_driver import Driver
+    from tests.sglang.cache_settings import all_settings
 
     class Untested(Driver):
         """Without the driver's own states and checks."""

@@ -6,36 +6,36 @@ after each request that every slot is accounted for.
 
 import random
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.sglang.cache_driver import Driver, Setting, all_settings
+from tests.sglang.cache_driver import Driver
+from tests.sglang.cache_settings import Setting, all_settings
 
 
 @pytest.fixture(params=all_settings(), ids=str)
 def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    driver = Driver(request.param)
-    yield driver
-    driver.close()
+    with closing(Driver(request.param)) as driver:
+        yield driver
 
 
 @pytest.mark.parametrize("setting", all_settings(["compressed-only"]), ids=str)
 def test_a_checkpoint_without_a_place_is_not_cached_and_the_request_ends_well(setting: Setting) -> None:
     """Every slot holds the state of a running request (fault 10)."""
-    driver = Driver(setting, compressed_slots=2)
-    prompts = [driver.new_tokens(1) for _ in range(2)]
-    for prompt in prompts:
-        driver.serve(prompt)
-    running = [driver.start(prompt + driver.new_tokens(1)) for prompt in prompts]
-    assert [r.hit_tokens for r in running] == [driver.grid] * 2
-    assert driver.serve(driver.new_tokens(1)) == 0
-    assert driver.counters.not_cached["no_room"] == 1
-    for r in running:
-        driver.finish(r)
-    driver.check()
-    driver.close()
+    with closing(Driver(setting, compressed_slots=2)) as driver:
+        prompts = [driver.new_tokens(1) for _ in range(2)]
+        for prompt in prompts:
+            driver.serve(prompt)
+        running = [driver.start(prompt + driver.new_tokens(1)) for prompt in prompts]
+        assert [r.hit_tokens for r in running] == [driver.grid] * 2
+        assert driver.serve(driver.new_tokens(1)) == 0
+        assert driver.counters.not_cached["no_room"] == 1
+        for r in running:
+            driver.finish(r)
+        driver.check()
 
 
 def test_a_hit_restores_the_state_of_exactly_its_tokens(driver: Driver) -> None:
@@ -161,15 +161,14 @@ def test_reset_frees_everything(driver: Driver) -> None:
 def test_whatever_requests_do_slots_add_up_and_states_are_right(setting: Setting, seed: int) -> None:
     """Prompts that share starts, in chunks, several at a time, finished, aborted and evicted in any order."""
     choose = random.Random(seed)
-    driver = Driver(setting, compressed_slots=choose.choice([1, 3, 24]))
-    starts = [driver.new_tokens(3) for _ in range(3)]
-    for _ in range(40):
-        driver.play_any(choose, starts)
+    with closing(Driver(setting, compressed_slots=choose.choice([1, 3, 24]))) as driver:
+        starts = [driver.new_tokens(3) for _ in range(3)]
+        for _ in range(40):
+            driver.play_any(choose, starts)
+            driver.check()
+        for running in list(driver.running):
+            driver.finish(running)
+            driver.check()
+        driver.evict(driver.states_cached)
         driver.check()
-    for running in list(driver.running):
-        driver.finish(running)
-        driver.check()
-    driver.evict(driver.states_cached)
-    driver.check()
-    assert driver.states_cached == 0
-    driver.close()
+        assert driver.states_cached == 0

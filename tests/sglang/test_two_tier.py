@@ -29,7 +29,7 @@ from dasc.sglang.config import Config
 from dasc.sglang.serving import Serving
 from dasc.sglang.two_tier import TwoTier
 from dasc.sglang.two_tier_component import TwoTierComponent
-from tests.sglang.cache_driver import Setting
+from tests.sglang.cache_settings import Setting
 from tests.sglang.two_tier_driver import TwoTierDriver, two_tier_settings
 
 Made = Callable[..., TwoTierDriver]

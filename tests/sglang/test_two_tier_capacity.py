@@ -10,7 +10,8 @@ import pytest
 
 from dasc.sglang.budget import NativeDemand, divide
 from dasc.sglang.config import PoolSize
-from tests.sglang.cache_driver import DTYPES, Driver, Setting, all_settings, geometry, layout
+from tests.sglang.cache_driver import Driver
+from tests.sglang.cache_settings import DTYPES, Setting, all_settings, geometry, layout
 from tests.sglang.two_tier_driver import TwoTierDriver
 
 DENSE_SLOTS = 12

@@ -18,7 +18,8 @@ from dasc.cache.transfers import Ticket
 from dasc.sglang.pool import CompressedPool
 from dasc.sglang.two_tier_component import TwoTierComponent
 from dasc.sglang.two_tier_pool import RUNNING, TwoTierPool, TwoTierSettings
-from tests.sglang.cache_driver import Driver, Running, Setting, all_settings, layout
+from tests.sglang.cache_driver import Driver, Running
+from tests.sglang.cache_settings import Setting, all_settings, layout
 
 
 def two_tier_settings() -> list[Setting]:
