@@ -57,6 +57,7 @@ def converse(
     conversations: Sequence[Sequence[Turn]],
     *,
     plan: SelectionPlan | None = None,
+    cached: bool = True,
     refresh: bool = False,
     dtype: torch.dtype = torch.float64,
 ) -> list[list[PeerAnswer]]:
@@ -68,6 +69,7 @@ def converse(
         folder: of the model.
         conversations: turns of each.
         plan: store compressed checkpoints by it, and those alone; dense ones without.
+        cached: use what is cached.
         refresh: replay the windows of ``plan`` on compressed hits (DASC-WR).
         dtype: that the model computes in and states have.
     """
@@ -91,15 +93,15 @@ def converse(
     # transformers builds the norms inside latent attention with its default epsilon, SGLang with the configuration's
     latent_eps = mock.patch.object(attention, "LATENT_NORM_EPS", config.norm_eps)
     with closing(engine), latent_eps:
-        return [_play(engine, model, number, turns) for number, turns in enumerate(conversations)]
+        return [_play(engine, model, number, turns, cached) for number, turns in enumerate(conversations)]
 
 
-def _play(engine: Engine, model: RecordingModel, number: int, turns: Sequence[Turn]) -> list[PeerAnswer]:
+def _play(engine: Engine, model: RecordingModel, number: int, turns: Sequence[Turn], cached: bool) -> list[PeerAnswer]:
     history: list[int] = []
     answers = []
     for turn_number, turn in enumerate(turns):
         history += turn.tokens
-        engine.submit(Request(f"{number}.{turn_number}", tuple(history), turn.new_tokens))
+        engine.submit(Request(f"{number}.{turn_number}", tuple(history), turn.new_tokens, lookup=cached))
         model.recorded = []
         done = []
         while not done:
