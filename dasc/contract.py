@@ -356,6 +356,28 @@ def slots_shape(layout: Layout, N: int, tail: tuple[int, ...]) -> tuple[int, ...
     return (layout.geometry.num_layers, N, layout.max_count, *tail)
 
 
+def zero_slots(layout: Layout, slots: int, device: torch.device | str = "cpu") -> PackedState:
+    """A pool of ``slots`` slots of zeros, all parts of them."""
+    geometry, dtypes = layout.geometry, layout.dtypes
+    temporal = slots_shape(layout, slots, geometry.unit_shape)
+    scales = slots_shape(layout, slots, geometry.scale_shape)
+    return PackedState(
+        temporal=torch.zeros(temporal, dtype=dtypes.stored_temporal, device=device),
+        conv=torch.zeros(_batched(geometry.conv_shape, slots), dtype=dtypes.conv, device=device),
+        scales=torch.zeros(scales, dtype=dtypes.temporal, device=device) if dtypes.int8 else None,
+    )
+
+
+def one_slot(store: PackedState, slot: int, layout: Layout) -> PackedState:
+    """Views of one slot of a pool, shaped as one packed checkpoint."""
+    axis = 0 if isinstance(layout, RaggedLayout) else 1  # padded pools are layer-first
+    return PackedState(
+        store.temporal.narrow(axis, slot, 1),
+        store.conv.narrow(1, slot, 1),
+        None if store.scales is None else store.scales.narrow(axis, slot, 1),
+    )
+
+
 def check_pack(state: Tensor, conv: Tensor, layout: Layout) -> int:
     """Validate the arguments of ``pack`` and return ``N``.
 
@@ -388,24 +410,32 @@ def check_unpack(packed: PackedState, layout: Layout, base: Tensor | None) -> in
     if (packed.scales is not None) != dtypes.int8:
         raise ValueError(f"packed.scales must be {'given' if dtypes.int8 else 'None'} when int8 is {dtypes.int8}")
     if packed.scales is not None:
-        scale_shape = (geometry.head_k_dim,) if geometry.kind == "gdn" else ()
-        _expect_stored("packed.scales", packed.scales, slots_shape(layout, N, scale_shape), dtypes.temporal)
+        _expect_stored("packed.scales", packed.scales, slots_shape(layout, N, geometry.scale_shape), dtypes.temporal)
     if base is not None:
         _expect_stored("base", base, _batched(geometry.state_shape, N), dtypes.temporal)
     return N
 
 
 def check_slots(
-    native: DenseState, native_slots: Tensor, store: PackedState, store_slots: Tensor, layout: Layout, written: str
+    native: DenseState,
+    native_slots: Tensor,
+    store: PackedState,
+    store_slots: Tensor,
+    layout: Layout,
+    written: str,
+    omitted: str = "zero",
 ) -> int:
     """Validate the arguments of ``pack_slots`` and ``unpack_slots`` and return the number of checkpoints.
 
     Args:
         written: ``"native"`` or ``"store"``: the pool that is written to; its slots must be distinct.
+        omitted: of ``unpack_slots``.
 
     Raises:
         ValueError: naming the argument, what was expected and what came. Slots on a GPU are not read.
     """
+    if omitted not in ("zero", "leave"):
+        raise ValueError(f"omitted must be 'zero' or 'leave', got {omitted!r}")
     geometry, dtypes = layout.geometry, layout.dtypes
     _check_width(layout)
     if native.temporal.ndim != 5 or store.conv.ndim != 4:

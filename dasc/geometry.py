@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -130,9 +131,14 @@ class StateGeometry:
         return self.head_v_dim * (self.head_k_dim if self.kind == "gdn" else 1)
 
     @property
+    def scale_shape(self) -> tuple[int, ...]:
+        """Shape of one unit's INT8 scales, one for each ``(layer, head, k)`` (eq. 8): ``(K,)`` or ``()``."""
+        return (self.head_k_dim,) if self.kind == "gdn" else ()
+
+    @property
     def scales_per_unit(self) -> int:
-        """INT8 scales of one unit: one for each ``(layer, head, k)`` (eq. 8)."""
-        return self.head_k_dim if self.kind == "gdn" else 1
+        """INT8 scales of one unit."""
+        return math.prod(self.scale_shape)
 
     @property
     def state_shape(self) -> tuple[int, int, int, int]:

@@ -48,11 +48,11 @@ def poisoned_pools(state: Tensor, conv: Tensor, layout: Layout, seed: int, *, st
             pool = pool.mT.clone(memory_format=torch.contiguous_format).mT
         pool[:, native_slots] = values
         native.append(pool)
-    scale_shape = (geometry.head_k_dim,) if geometry.kind == "gdn" else ()
+    scales = slots_shape(layout, N + 3, geometry.scale_shape)
     store = PackedState(
         poisoned(slots_shape(layout, N + 3, geometry.unit_shape), layout.dtypes.stored_temporal),
         poisoned((geometry.conv_shape[0], N + 3, *geometry.conv_shape[1:]), conv.dtype),
-        poisoned(slots_shape(layout, N + 3, scale_shape), layout.dtypes.temporal) if layout.dtypes.int8 else None,
+        poisoned(scales, layout.dtypes.temporal) if layout.dtypes.int8 else None,
     )
     return Pools(DenseState(*native), native_slots, store, store_slots)
 

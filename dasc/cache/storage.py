@@ -8,9 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dasc.contract import DenseState, PackedState
+from dasc.contract import DenseState, PackedState, one_slot, zero_slots
 from dasc.geometry import DtypePolicy, StateGeometry
-from dasc.layout import Layout, RaggedLayout
+from dasc.layout import Layout
 
 
 class StateCodec(Protocol):
@@ -24,20 +24,8 @@ class _CompressedPool:
     """``slots + 1`` compressed checkpoints in the order of ``layout``, all parts of them."""
 
     def __init__(self, layout: Layout, slots: int, codec: StateCodec, device: torch.device | str) -> None:
-        geometry, dtypes = layout.geometry, layout.dtypes
         self.layout, self.codec = layout, codec
-        self._axis = 0 if isinstance(layout, RaggedLayout) else 1  # padded pools are layer-first
-        units = layout.slot_shape[: -len(geometry.unit_shape)]
-        scale_shape = (*units, geometry.head_k_dim) if geometry.kind == "gdn" else units
-
-        def zeros(slot_shape: tuple[int, ...], axis: int, dtype: torch.dtype) -> Tensor:
-            return torch.zeros(*slot_shape[:axis], slots + 1, *slot_shape[axis:], dtype=dtype, device=device)
-
-        self.parts = PackedState(
-            temporal=zeros(layout.slot_shape, self._axis, dtypes.stored_temporal),
-            conv=zeros(geometry.conv_shape, 1, dtypes.conv),
-            scales=zeros(scale_shape, self._axis, dtypes.temporal) if dtypes.int8 else None,
-        )
+        self.parts = zero_slots(layout, slots + 1, device)
 
     @property
     def nbytes(self) -> int:
@@ -45,12 +33,7 @@ class _CompressedPool:
 
     def slot(self, slot: int) -> PackedState:
         """Views of one slot, shaped as one packed checkpoint."""
-        temporal, conv, scales = self.parts
-        return PackedState(
-            temporal.narrow(self._axis, slot, 1),
-            conv.narrow(1, slot, 1),
-            None if scales is None else scales.narrow(self._axis, slot, 1),
-        )
+        return one_slot(self.parts, slot, self.layout)
 
     def write(self, slot: int, packed: PackedState) -> None:
         """Store one packed checkpoint."""

@@ -95,7 +95,7 @@ def unpack_slots(
         impl: as in :func:`dasc.fast.chunk_gdn`.
 
     Raises:
-        ValueError: as :func:`dasc.contract.check_slots`, for another ``omitted``, or for an ``impl`` that cannot run.
+        ValueError: as :func:`dasc.contract.check_slots`, or for an ``impl`` that cannot run.
     """
     implementation(impl, native.temporal).unpack_slots(
         store, store_slots, native, native_slots, layout, omitted=omitted

@@ -11,7 +11,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from dasc.contract import DenseState, PackedState, check_pack, check_slots, check_unpack, slots_shape
+from dasc.contract import DenseState, PackedState, check_pack, check_slots, check_unpack, one_slot, slots_shape
 from dasc.geometry import StateGeometry
 from dasc.layout import Layout, RaggedLayout
 from dasc.reference.int8 import dequantize, quantize
@@ -127,7 +127,7 @@ def pack_slots(
     check_slots(native, native_slots, store, store_slots, layout, written="store")
     for source, target in zip(native_slots.tolist(), store_slots.tolist()):
         packed = _pack(native.temporal[:, [source]], native.conv[:, [source]], layout, broken="nan")
-        for part, stored in zip(_one_slot(store, target, layout), packed):
+        for part, stored in zip(one_slot(store, target, layout), packed):
             if part is not None and stored is not None:
                 part.copy_(stored)
 
@@ -152,20 +152,11 @@ def unpack_slots(
         omitted: the units that were not stored become zero (NR) or are left as they are in ``native`` (WR).
 
     Raises:
-        ValueError: as :func:`dasc.contract.check_slots`, or for another ``omitted``.
+        ValueError: as :func:`dasc.contract.check_slots`.
     """
-    check_slots(native, native_slots, store, store_slots, layout, written="native")
-    if omitted not in ("zero", "leave"):
-        raise ValueError(f"omitted must be 'zero' or 'leave', got {omitted!r}")
+    check_slots(native, native_slots, store, store_slots, layout, written="native", omitted=omitted)
     for source, target in zip(store_slots.tolist(), native_slots.tolist()):
         base = native.temporal[:, [target]] if omitted == "leave" else None
-        dense = unpack(_one_slot(store, source, layout), layout, base)
+        dense = unpack(one_slot(store, source, layout), layout, base)
         native.temporal[:, [target]] = dense.temporal
         native.conv[:, [target]] = dense.conv
-
-
-def _one_slot(store: PackedState, slot: int, layout: Layout) -> PackedState:
-    """Views of one slot of a pool."""
-    one = slice(slot, slot + 1)
-    at = (one,) if isinstance(layout, RaggedLayout) else (slice(None), one)
-    return PackedState(store.temporal[at], store.conv[:, one], None if store.scales is None else store.scales[at])

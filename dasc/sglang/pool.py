@@ -9,7 +9,7 @@ from sglang.srt.mem_cache.allocator.mamba import MambaSlotAllocator
 from torch import Tensor
 
 from dasc.cache.counters import Counters
-from dasc.contract import DenseState, PackedState, slots_shape
+from dasc.contract import DenseState, zero_slots
 from dasc.fast import pack_slots, unpack_slots
 from dasc.layout import Layout
 
@@ -46,7 +46,7 @@ class CompressedPool:
         self.num_slots = num_slots
         self.layout = layout
         self.counters = counters
-        self.store = empty_store(layout, num_slots + 1, device)
+        self.store = zero_slots(layout, num_slots + 1, device)
         self._slots = MambaSlotAllocator(size=num_slots, device=str(device))
         self.being_dropped = False
         self._omitted = omitted
@@ -111,19 +111,3 @@ def native_state(mamba_pool: Any) -> DenseState:
     cache = mamba_pool.mamba_cache
     (conv,) = cache.conv
     return DenseState(cache.temporal, conv.mT if mamba_pool.conv_slice_axis == 1 else conv)
-
-
-def empty_store(layout: Layout, slots: int, device: torch.device | str) -> PackedState:
-    """``slots`` slots of zeros, the reserved one included."""
-    geometry, dtypes = layout.geometry, layout.dtypes
-    scale = (geometry.head_k_dim,) if geometry.kind == "gdn" else ()
-    layers, channels, rows = geometry.conv_shape
-    return PackedState(
-        temporal=torch.zeros(
-            slots_shape(layout, slots, geometry.unit_shape), dtype=dtypes.stored_temporal, device=device
-        ),
-        conv=torch.zeros((layers, slots, channels, rows), dtype=dtypes.conv, device=device),
-        scales=torch.zeros(slots_shape(layout, slots, scale), dtype=dtypes.temporal, device=device)
-        if dtypes.int8
-        else None,
-    )

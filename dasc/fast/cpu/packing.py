@@ -24,8 +24,7 @@ def pack(state: Tensor, conv: Tensor, layout: Layout) -> PackedState:
     N = check_pack(state, conv, layout)
     geometry, dtypes = layout.geometry, layout.dtypes
     temporal = state.new_empty(slots_shape(layout, N, geometry.unit_shape), dtype=dtypes.stored_temporal)
-    scale_shape = (geometry.head_k_dim,) if geometry.kind == "gdn" else ()
-    scales = state.new_empty(slots_shape(layout, N, scale_shape)) if dtypes.int8 else None
+    scales = state.new_empty(slots_shape(layout, N, geometry.scale_shape)) if dtypes.int8 else None
     store_units(state, layout, temporal, scales)
     if scales is not None and not bool(scales.isfinite().all()):
         raise ValueError("state must be finite in float32 to be stored as INT8, got NaN or infinity in a retained unit")

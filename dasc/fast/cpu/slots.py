@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dasc.contract import DenseState, PackedState, check_slots
+from dasc.contract import DenseState, PackedState, check_slots, one_slot
 from dasc.fast.cpu.packing import load_units, store_units
-from dasc.layout import Layout, RaggedLayout
+from dasc.layout import Layout
 
 
 @torch.no_grad()
@@ -19,7 +19,7 @@ def pack_slots(
     """Store ``n`` states; see :func:`dasc.fast.pack_slots`."""
     check_slots(native, native_slots, store, store_slots, layout, written="store")
     for source, target in zip(native_slots.tolist(), store_slots.tolist()):
-        slot = _slot(store, target, layout)
+        slot = one_slot(store, target, layout)
         store_units(native.temporal[:, source : source + 1], layout, slot.temporal, slot.scales)
         slot.conv.copy_(native.conv[:, source : source + 1])
 
@@ -35,18 +35,9 @@ def unpack_slots(
     omitted: Literal["zero", "leave"] = "zero",
 ) -> None:
     """Load ``n`` states; see :func:`dasc.fast.unpack_slots`."""
-    check_slots(native, native_slots, store, store_slots, layout, written="native")
-    if omitted not in ("zero", "leave"):
-        raise ValueError(f"omitted must be 'zero' or 'leave', got {omitted!r}")
+    check_slots(native, native_slots, store, store_slots, layout, written="native", omitted=omitted)
     for source, target in zip(store_slots.tolist(), native_slots.tolist()):
-        slot = _slot(store, source, layout)
+        slot = one_slot(store, source, layout)
         state = native.temporal[:, target : target + 1]
         load_units(slot.temporal, slot.scales, layout, state, state if omitted == "leave" else None)
         native.conv[:, target : target + 1] = slot.conv
-
-
-def _slot(store: PackedState, slot: int, layout: Layout) -> PackedState:
-    """Views of one slot."""
-    one = slice(slot, slot + 1)
-    at = (one,) if isinstance(layout, RaggedLayout) else (slice(None), one)
-    return PackedState(store.temporal[at], store.conv[:, one], None if store.scales is None else store.scales[at])

@@ -160,12 +160,10 @@ class StorageExchange:
             omitted: the units that were not stored become zero (NR) or are left as they are in ``native`` (WR).
 
         Raises:
-            ValueError: as :func:`dasc.contract.check_slots`, or for another ``omitted``; nothing was sent then.
+            ValueError: as :func:`dasc.contract.check_slots`; nothing was sent then.
             ExchangeError: when a rank is gone or late; the written slots then hold nothing that may be read.
         """
-        if omitted not in ("zero", "leave"):
-            raise ValueError(f"omitted must be 'zero' or 'leave', got {omitted!r}")
-        for batch in self._batches(native, native_slots, store, store_slots, written="native"):
+        for batch in self._batches(native, native_slots, store, store_slots, written="native", omitted=omitted):
             sources, targets = store_slots[batch], native_slots[batch]
             away, guests = self._buffers(len(sources))
             for units, rows in self.routes.received.parts(guests, len(sources)):
@@ -178,14 +176,21 @@ class StorageExchange:
             self.counters.loaded += len(sources)
 
     def _batches(
-        self, native: DenseState, native_slots: Tensor, store: PackedState, store_slots: Tensor, *, written: str
+        self,
+        native: DenseState,
+        native_slots: Tensor,
+        store: PackedState,
+        store_slots: Tensor,
+        *,
+        written: str,
+        omitted: str = "zero",
     ) -> list[slice]:
         """Check the arguments of a call and cut it into what one all-to-all carries."""
         device = self._away.device
         for name, tensor in (("native", native.temporal), ("store", store.temporal)):
             if tensor.device != device:
                 raise ValueError(f"{name} must be on {device} like the exchange, got {tensor.device}")
-        count = check_slots(native, native_slots, store, store_slots, self._slot_shape, written)
+        count = check_slots(native, native_slots, store, store_slots, self._slot_shape, written, omitted)
         return [slice(start, start + self._max_batch) for start in range(0, count, self._max_batch)]
 
     def _buffers(self, checkpoints: int) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dasc.contract import DenseState, PackedState, check_pack, check_slots, check_unpack, slots_shape
+from dasc.contract import DenseState, PackedState, check_pack, check_slots, check_unpack, slots_shape, zero_slots
 from dasc.fast.triton.aot import ShippedKernel
 from dasc.fast.triton.checkpoint_launch import RowBuffer, pack_launch, unpack_launch
 from dasc.fast.triton.checkpoint_tables import TileTables
@@ -43,9 +43,7 @@ def unpack_slots(
     omitted: Literal["zero", "leave"] = "zero",
 ) -> None:
     """Load ``n`` states; see :func:`dasc.fast.unpack_slots`."""
-    check_slots(native, native_slots, store, store_slots, layout, written="native")
-    if omitted not in ("zero", "leave"):
-        raise ValueError(f"omitted must be 'zero' or 'leave', got {omitted!r}")
+    check_slots(native, native_slots, store, store_slots, layout, written="native", omitted=omitted)
     tables = tile_tables(layout, native.temporal.device)
     unpack_launch(store, store_slots, native, native_slots, layout, tables, omitted).run()
 
@@ -56,8 +54,7 @@ def pack(state: Tensor, conv: Tensor, layout: Layout) -> PackedState:
     N = check_pack(state, conv, layout)
     geometry, dtypes = layout.geometry, layout.dtypes
     temporal = state.new_empty(slots_shape(layout, N, geometry.unit_shape), dtype=dtypes.stored_temporal)
-    scale_shape = (geometry.head_k_dim,) if geometry.kind == "gdn" else ()
-    scales = state.new_empty(slots_shape(layout, N, scale_shape)) if dtypes.int8 else None
+    scales = state.new_empty(slots_shape(layout, N, geometry.scale_shape)) if dtypes.int8 else None
     packed = PackedState(temporal, torch.empty_like(conv), scales)
     slots = torch.arange(N, device=state.device)
     pack_launch(DenseState(state, conv), slots, packed, slots, layout, tile_tables(layout, state.device)).run()
@@ -132,8 +129,5 @@ def _meta_pools(layout: RaggedLayout) -> tuple[DenseState, PackedState, Tensor]:
     L, *state_shape = geometry.state_shape
     conv = torch.empty(L, pool, *geometry.conv_shape[1:], dtype=dtypes.conv, device="meta")
     temporal = torch.empty(L, pool, *state_shape, dtype=dtypes.temporal, device="meta")
-    stored = torch.empty(pool, *layout.slot_shape, dtype=dtypes.stored_temporal, device="meta")
-    per_unit = (geometry.head_k_dim,) if geometry.kind == "gdn" else ()
-    scales = torch.empty(pool, layout.slot_units, *per_unit, dtype=dtypes.temporal, device="meta")
     slots = torch.empty(pool, dtype=torch.int64, device="meta")
-    return DenseState(temporal, conv), PackedState(stored, conv, scales if dtypes.int8 else None), slots
+    return DenseState(temporal, conv), zero_slots(layout, pool, "meta"), slots
