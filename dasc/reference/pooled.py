@@ -122,8 +122,9 @@ def decode_gdn(
     Raises:
         ValueError: as :func:`dasc.contract.check_pooled`, or for more than one token a sequence.
     """
-    check_pooled(q, k, v, g, beta, pool, state_indices, channel_gate=False, gate=gate, one_token=True)
-    return _prefill(chunk_gdn, q, k, v, g, beta, pool, state_indices, gate, scale, None, use_qk_l2norm, 1, None)
+    return _prefill(
+        chunk_gdn, q, k, v, g, beta, pool, state_indices, gate, scale, None, use_qk_l2norm, 1, None, one_token=True
+    )
 
 
 def decode_kda(
@@ -144,8 +145,9 @@ def decode_kda(
     Raises:
         ValueError: as :func:`decode_gdn`.
     """
-    check_pooled(q, k, v, g, beta, pool, state_indices, channel_gate=True, gate=gate, one_token=True)
-    return _prefill(chunk_kda, q, k, v, g, beta, pool, state_indices, gate, scale, None, use_qk_l2norm, 1, None)
+    return _prefill(
+        chunk_kda, q, k, v, g, beta, pool, state_indices, gate, scale, None, use_qk_l2norm, 1, None, one_token=True
+    )
 
 
 def _prefill(
@@ -163,6 +165,7 @@ def _prefill(
     use_qk_l2norm: bool,
     chunk_size: int,
     refresh: RefreshMerge | None,
+    one_token: bool = False,
 ) -> Tensor:
     shape = check_pooled(
         q,
@@ -176,6 +179,7 @@ def _prefill(
         gate=gate,
         cu_seqlens=cu_seqlens,
         refresh=refresh,
+        one_token=one_token,
     )
     if gate is not None:
         if gate.lower_bound is None:

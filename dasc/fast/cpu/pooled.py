@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -29,21 +30,8 @@ def prefill_gdn(
     refresh: RefreshMerge | None = None,
 ) -> Tensor:
     """Gated DeltaNet over pooled states; see :func:`dasc.fast.prefill_gdn`."""
-    check_pooled(
-        q, k, v, g, beta, pool, state_indices, channel_gate=False, gate=gate, cu_seqlens=cu_seqlens, refresh=refresh
-    )
-
-    def run(*inputs: Tensor, initial_state: Tensor, cu_seqlens: Tensor | None) -> DeltaRuleOutput:
-        return chunk_gdn(
-            *inputs,
-            scale=scale,
-            initial_state=initial_state,
-            cu_seqlens=cu_seqlens,
-            use_qk_l2norm=use_qk_l2norm,
-            chunk_size=chunk_size,
-        )
-
-    return _pooled(run, q, k, v, g, beta, pool, state_indices, gate, cu_seqlens, refresh)
+    run = partial(chunk_gdn, scale=scale, use_qk_l2norm=use_qk_l2norm, chunk_size=chunk_size)
+    return _pooled(run, q, k, v, g, beta, pool, state_indices, False, gate, cu_seqlens=cu_seqlens, refresh=refresh)
 
 
 def prefill_kda(
@@ -63,21 +51,8 @@ def prefill_kda(
     refresh: RefreshMerge | None = None,
 ) -> Tensor:
     """Kimi Delta Attention over pooled states; see :func:`dasc.fast.prefill_kda`."""
-    check_pooled(
-        q, k, v, g, beta, pool, state_indices, channel_gate=True, gate=gate, cu_seqlens=cu_seqlens, refresh=refresh
-    )
-
-    def run(*inputs: Tensor, initial_state: Tensor, cu_seqlens: Tensor | None) -> DeltaRuleOutput:
-        return chunk_kda(
-            *inputs,
-            scale=scale,
-            initial_state=initial_state,
-            cu_seqlens=cu_seqlens,
-            use_qk_l2norm=use_qk_l2norm,
-            chunk_size=chunk_size,
-        )
-
-    return _pooled(run, q, k, v, g, beta, pool, state_indices, gate, cu_seqlens, refresh)
+    run = partial(chunk_kda, scale=scale, use_qk_l2norm=use_qk_l2norm, chunk_size=chunk_size)
+    return _pooled(run, q, k, v, g, beta, pool, state_indices, True, gate, cu_seqlens=cu_seqlens, refresh=refresh)
 
 
 def decode_gdn(
@@ -94,12 +69,8 @@ def decode_gdn(
     use_qk_l2norm: bool = False,
 ) -> Tensor:
     """One token of Gated DeltaNet a sequence; see :func:`dasc.fast.decode_gdn`."""
-    check_pooled(q, k, v, g, beta, pool, state_indices, channel_gate=False, gate=gate, one_token=True)
-
-    def run(*inputs: Tensor, initial_state: Tensor, cu_seqlens: Tensor | None) -> DeltaRuleOutput:
-        return recurrent_gdn(*inputs, scale=scale, initial_state=initial_state, use_qk_l2norm=use_qk_l2norm)
-
-    return _pooled(run, q, k, v, g, beta, pool, state_indices, gate, None, None)
+    run = partial(recurrent_gdn, scale=scale, use_qk_l2norm=use_qk_l2norm)
+    return _pooled(run, q, k, v, g, beta, pool, state_indices, False, gate, one_token=True)
 
 
 def decode_kda(
@@ -116,12 +87,8 @@ def decode_kda(
     use_qk_l2norm: bool = False,
 ) -> Tensor:
     """One token of Kimi Delta Attention a sequence; see :func:`dasc.fast.decode_kda`."""
-    check_pooled(q, k, v, g, beta, pool, state_indices, channel_gate=True, gate=gate, one_token=True)
-
-    def run(*inputs: Tensor, initial_state: Tensor, cu_seqlens: Tensor | None) -> DeltaRuleOutput:
-        return recurrent_kda(*inputs, scale=scale, initial_state=initial_state, use_qk_l2norm=use_qk_l2norm)
-
-    return _pooled(run, q, k, v, g, beta, pool, state_indices, gate, None, None)
+    run = partial(recurrent_kda, scale=scale, use_qk_l2norm=use_qk_l2norm)
+    return _pooled(run, q, k, v, g, beta, pool, state_indices, True, gate, one_token=True)
 
 
 @torch.no_grad()
@@ -134,10 +101,27 @@ def _pooled(
     beta: Tensor,
     pool: Tensor,
     state_indices: Tensor,
+    channel_gate: bool,
     gate: DecayGate | None,
-    cu_seqlens: Tensor | None,
-    refresh: RefreshMerge | None,
+    *,
+    cu_seqlens: Tensor | None = None,
+    refresh: RefreshMerge | None = None,
+    one_token: bool = False,
 ) -> Tensor:
+    check_pooled(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        pool,
+        state_indices,
+        channel_gate=channel_gate,
+        gate=gate,
+        cu_seqlens=cu_seqlens,
+        refresh=refresh,
+        one_token=one_token,
+    )
     if gate is not None:
         if gate.lower_bound is None:
             g = softplus_gate(g, gate.A_log, gate.dt_bias)
