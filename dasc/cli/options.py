@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import click
 
-from dasc.units import format_bytes, parse_bytes
-
-__all__ = ["MAX_TOKENS", "ByteSize", "IntList", "format_bytes"]
+from dasc.units import parse_bytes
 
 MAX_TOKENS = 1 << 40
 """Larger cutoffs are a slip of the hand."""

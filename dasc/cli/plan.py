@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dasc.cli.options import ByteSize, IntList, format_bytes
+from dasc.cli.options import ByteSize, IntList
 from dasc.cli.output import table_console
 from dasc.cli.reading import read_with_progress
+from dasc.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dasc.cli.options import ByteSize, IntList, format_bytes
+from dasc.cli.options import ByteSize, IntList
 from dasc.cli.output import output_folder, table_console
+from dasc.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dasc.cli.options import format_bytes
 from dasc.cli.reading import read_with_progress
+from dasc.units import format_bytes
 
 if TYPE_CHECKING:
     from dasc.plan import SelectionPlan

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dasc.cli.options import MAX_TOKENS, ByteSize, format_bytes
+from dasc.cli.options import MAX_TOKENS, ByteSize
 from dasc.cli.output import table_console
+from dasc.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,10 +14,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dasc.cli.main import app
-from dasc.cli.options import ByteSize, format_bytes
+from dasc.cli.options import ByteSize
 from dasc.models import CheckpointError, read_checkpoint
 from dasc.models.synthetic import GEOMETRIES, example_gate, published_kimi_linear, write_checkpoint
 from dasc.plan import SelectionPlan
+from dasc.units import format_bytes
 
 
 def run(*args: str | Path) -> Result:
