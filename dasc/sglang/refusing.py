@@ -16,5 +16,7 @@ def refuse(reason: object) -> NoReturn:
     Raises:
         SystemExit: always.
     """
-    print(f"dasc: {' '.join(str(reason).split())}", file=sys.stderr, flush=True)
+    # one write: ranks share the stream
+    sys.stderr.write(f"dasc: {' '.join(str(reason).split())}\n")
+    sys.stderr.flush()
     raise SystemExit(EXIT_STATUS)
