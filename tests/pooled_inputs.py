@@ -83,3 +83,11 @@ def pooled_cases(draw: st.DrawFn, max_length: int = 20, max_sequences: int = 3, 
 def in_other_order(pool: Tensor) -> Tensor:
     """The same values with ``K`` before ``V`` in memory: another stride order of the same axes."""
     return pool.mT.clone(memory_format=torch.contiguous_format).mT
+
+
+def in_fp64(x: dict[str, object]) -> dict[str, object]:
+    """The same arguments, values untouched."""
+    doubled = {name: t.double() if torch.is_tensor(t) and t.is_floating_point() else t for name, t in x.items()}
+    if "gate" in x:
+        doubled["gate"] = x["gate"]._replace(A_log=x["gate"].A_log.double(), dt_bias=x["gate"].dt_bias.double())
+    return doubled

@@ -38,3 +38,17 @@ def assert_same(got: DeltaRuleOutput, expected: DeltaRuleOutput, tolerance: floa
         assert getattr(got, part).dtype == getattr(expected, part).dtype
         if getattr(expected, part).numel():
             assert worst.max() <= tolerance, f"{part}: worst relative RMS {worst.max():.3g} > {tolerance:.3g}"
+
+
+def assert_budget(got: Tensor, plain: Tensor, exact: Tensor, dims: tuple[int, ...], floor: float) -> None:
+    """``got`` and ``plain``, the reference in the kernel's precision, against ``exact``; errors taken over ``dims``.
+
+    Args:
+        floor: what ``got`` may add to twice the error of ``plain``: a head's own error may be small by luck.
+    """
+    assert (got.shape, got.dtype) == (plain.shape, plain.dtype)
+    assert got.isfinite().all()
+    if got.numel():
+        error, of_plain = relative_rms(got, exact, dims), relative_rms(plain, exact, dims)
+        excess = (error - 2 * of_plain - floor).max()
+        assert excess <= 0, f"{excess / FP32_EPS:.2f} eps over the budget"

@@ -17,8 +17,8 @@ from dasc.contract import DeltaRuleOutput, RefreshMerge
 from dasc.fast.triton import prefill, prefill_stages
 from dasc.fast.triton.chunk_table import chunk_table
 from tests.inputs import REGIMES, DeltaRuleCase
-from tests.pooled_inputs import PooledCase, in_other_order, pooled_cases
-from tests.reference.measures import FP32_EPS, assert_same, recurrent_of, relative_rms
+from tests.pooled_inputs import PooledCase, in_fp64, in_other_order, pooled_cases
+from tests.reference.measures import FP32_EPS, assert_budget, assert_same, recurrent_of
 
 BOTH = pytest.mark.parametrize("channel_gate", [False, True], ids=["gdn", "kda"])
 PER_TOKEN = ("q", "k", "v", "g", "beta")
@@ -36,24 +36,6 @@ def prefill_of(channel_gate):
 
 def reference_prefill(channel_gate):
     return reference.prefill_kda if channel_gate else reference.prefill_gdn
-
-
-def in_fp64(x):
-    """The same arguments, values untouched."""
-    doubled = {name: t.double() if torch.is_tensor(t) and t.is_floating_point() else t for name, t in x.items()}
-    if "gate" in x:
-        doubled["gate"] = x["gate"]._replace(A_log=x["gate"].A_log.double(), dt_bias=x["gate"].dt_bias.double())
-    return doubled
-
-
-def assert_budget(got, plain, exact, dims, floor):
-    """``got`` and ``plain``, the reference in the kernel's precision, against ``exact``; errors taken over ``dims``."""
-    assert (got.shape, got.dtype) == (plain.shape, plain.dtype)
-    assert got.isfinite().all()
-    if got.numel():
-        error, of_plain = relative_rms(got, exact, dims), relative_rms(plain, exact, dims)
-        excess = (error - 2 * of_plain - floor).max()
-        assert excess <= 0, f"{excess / FP32_EPS:.2f} eps over the budget"
 
 
 def floor_of(T, K, chunk_size=64):
