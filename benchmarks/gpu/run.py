@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from dasc import fast, reference
-from dasc.contract import DenseState, PackedState, RefreshMerge, slots_shape
+from dasc.contract import DenseState, PackedState, RefreshMerge, zero_slots
 from dasc.geometry import DtypePolicy, StateGeometry
 from dasc.layout import Layout, PaddedLayout, RaggedLayout
 
@@ -97,17 +97,7 @@ def packing_pools(
         torch.randn(L, slots, *state, generator=gen, device=DEVICE).to(dtypes.temporal),
         torch.randn(L, slots, channels, rows, generator=gen, device=DEVICE).to(dtypes.conv),
     )
-    scale_shape = (geometry.head_k_dim,) if geometry.kind == "gdn" else ()
-
-    def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, device=DEVICE)
-
-    store = PackedState(
-        empty(slots_shape(layout, slots, geometry.unit_shape), dtypes.stored_temporal),
-        empty((L, slots, channels, rows), dtypes.conv),
-        empty(slots_shape(layout, slots, scale_shape), dtypes.temporal) if dtypes.int8 else None,
-    )
-    return native, store, layout
+    return native, zero_slots(layout, slots, DEVICE), layout
 
 
 # -- the gate ---------------------------------------------------------------------------------------------------------
@@ -411,6 +401,15 @@ def show(report: Report) -> None:
         print(f"{row['what']:13} {row['kind']:4} {case:44} {'  '.join(figures)}")
 
 
+def finish(report: Report, out: Path | None, started: float) -> int:
+    """Write what was measured; the exit status: 1 when the gate is red."""
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(vars(report), indent=1) + "\n")
+    print(f"{time.perf_counter() - started:.0f} s")
+    return 0 if all(row["ok"] for row in report.gate) else 1
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write everything measured to this JSON file")
@@ -437,11 +436,7 @@ def main() -> int:
         for part in (time_prefill, time_decode, time_packing):
             part(report, timer)
         show(report)
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(vars(report), indent=1) + "\n")
-    print(f"{time.perf_counter() - started:.0f} s")
-    return 1 if red else 0
+    return finish(report, arguments.out, started)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -39,7 +38,7 @@ from sglang.srt.configs.mamba_utils import (
 from sglang.srt.mem_cache.mamba_checkpoint_pool import Int8CheckpointStore, MambaCheckpointPool
 from sglang.srt.mem_cache.memory_pool import MambaPool
 
-from benchmarks.gpu.run import DEVICE, GEOMETRIES, Report, Timer, ceilings, environment, row_of
+from benchmarks.gpu.run import DEVICE, GEOMETRIES, Report, Timer, ceilings, environment, finish, row_of
 from dasc import reference
 from dasc.cache.counters import Counters
 from dasc.contract import DenseState
@@ -251,11 +250,7 @@ def main() -> int:
         report.ceilings = {"copy_bytes_per_s": ceilings(timer)["copy_bytes_per_s"]}
         time_pools(report, timer, models)
         show(report)
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(vars(report), indent=1) + "\n")
-    print(f"{time.perf_counter() - started:.0f} s")
-    return 1 if red else 0
+    return finish(report, arguments.out, started)
 
 
 if __name__ == "__main__":
