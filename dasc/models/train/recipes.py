@@ -19,19 +19,19 @@ class Stage:
     """A part of the curriculum.
 
     Attributes:
-        until: the step it ends before, as a share of all steps.
+        until: the step it ends before.
         lengths: tokens of a sequence, one of these for each batch.
     """
 
-    until: float
+    until: int
     lengths: tuple[int, ...]
 
 
 CURRICULUM = (
-    Stage(0.2, (32, 64)),
-    Stage(0.4, (64, 128)),
-    Stage(0.7, (64, 128, 256)),
-    Stage(1.0, (128, 256, 512)),
+    Stage(2_000, (32, 64)),
+    Stage(3_000, (64, 128)),
+    Stage(4_500, (64, 128, 256)),
+    Stage(7_000, (128, 256, 512)),
 )
 
 
@@ -48,12 +48,12 @@ class Recipe:
         warmup: steps.
         weight_decay: of matrices, the embedding left out.
         clip: largest norm of a gradient.
-        curriculum: stages, the last one until 1.
+        curriculum: stages, the last one until the last step.
     """
 
     config: HybridConfig
     tasks: tuple[str, ...] = tuple(TASKS)
-    steps: int = 12_000
+    steps: int = 7_000
     batch_tokens: int = 2048
     learning_rate: float = 2e-3
     warmup: int = 200
@@ -63,7 +63,7 @@ class Recipe:
 
     def lengths(self, step: int) -> tuple[int, ...]:
         """Lengths of sequences at a step."""
-        return next(stage.lengths for stage in self.curriculum if step < stage.until * self.steps)
+        return next(stage.lengths for stage in self.curriculum if step < stage.until)
 
     def rate(self, step: int) -> float:
         """Learning rate at a step."""
