@@ -12,6 +12,7 @@ import click
 
 from dasc import __version__
 from dasc.cli.calibrate import calibrate
+from dasc.cli.evaluate import evaluate
 from dasc.cli.example import example
 from dasc.cli.plan import plan
 from dasc.cli.profile import profile
@@ -30,7 +31,7 @@ def app() -> None:
     """
 
 
-for command in (plan, profile, show, example, simulate, replay, calibrate):
+for command in (plan, profile, show, example, simulate, replay, calibrate, evaluate):
     app.add_command(command)
 
 

@@ -1,0 +1,10 @@
+"""``dasc eval``: the paper's protocols, one subcommand each."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.group(name="eval")
+def evaluate() -> None:
+    """Measure what compressed checkpoints cost in quality."""
