@@ -4,13 +4,17 @@ import functools
 import re
 
 import pytest
+import torch
 
+from dasc.models import read_checkpoint
+from dasc.planner import build_plan
 from tests.sglang import loads, runs
 from tests.sglang.engines import Conversations, Flush, Observe, Run, run
-from tests.sglang.measures import tokens
+from tests.sglang.measures import assert_same_distributions, tokens
 from tests.sglang.tiny_models import FAMILIES
 
 TALK, TALK_AT_ONCE, READ, LOAD = range(4)
+LONG_WINDOW = 2048
 each_family = pytest.mark.parametrize("family", FAMILIES)
 
 
@@ -46,6 +50,15 @@ def real(ranks: int) -> Run:
     )
 
 
+@functools.cache
+def refreshed() -> Run:
+    """Compressed hits replay windows as long as any prefix here, so that what they omit comes back whole."""
+    env = {"DASC_PLAN": "auto", "DASC_W_MAX": str(LONG_WINDOW), "DASC_LOAD_POLICY": "wr", "DASC_MODE": "two-tier"}
+    env |= {"DASC_POOL": "3", "DASC_LOG_INTERVAL": "1"}
+    steps = [Conversations(loads.conversations()), Flush(), Conversations(loads.conversations(), concurrency=3)]
+    return run(runs.model("kimi-linear"), steps, env=env, max_mamba_cache_size=loads.SLOTS, log_level="info")
+
+
 @each_family
 @pytest.mark.parametrize("phase", [TALK, TALK_AT_ONCE, READ])
 def test_a_plan_that_keeps_everything_answers_as_dense(family: str, phase: int) -> None:
@@ -78,6 +91,20 @@ def dense_hits(served: Run) -> tuple[int, int]:
     found = re.findall(r"(\d[\d,]*) loaded \((\d[\d,]*) from dense", served.log)[-1]
     loaded, dense = (int(number.replace(",", "")) for number in found)
     return loaded, dense
+
+
+@pytest.mark.parametrize("phase", [TALK, TALK_AT_ONCE])
+def test_hits_of_both_tiers_answer_as_dense_when_compressed_ones_are_refreshed(phase: int) -> None:
+    """Either way the answers are those of dense states."""
+    found = refreshed().answers[phase]
+    assert tokens(found) == tokens(runs.peer_dense("kimi-linear"))
+    assert_same_distributions(found, runs.peer_dense("kimi-linear"), runs.peer_dense("kimi-linear", torch.float32))
+    plan = build_plan(read_checkpoint(runs.model("kimi-linear")), LONG_WINDOW, dtypes=runs.F32)
+    assert not plan.mask.all()
+    assert plan.windows.max() >= max(answer.cached_tokens for turns in found for answer in turns) > 0
+    loaded, dense = dense_hits(refreshed())
+    assert 0 < dense < loaded
+    assert re.search(r"[1-9]\d* tokens replayed", refreshed().log)
 
 
 def test_two_ranks_answer_as_one() -> None:
