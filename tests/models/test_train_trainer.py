@@ -20,7 +20,7 @@ from dasc.reference import static_horizons
 
 def small(name: str, **changes: object) -> Recipe:
     defaults = {"tasks": ("recall_single", "parity"), "steps": 4, "batch_tokens": 64, "warmup": 2}
-    return dataclasses.replace(RECIPES[name], curriculum=(Stage(1.0, (32, 64)),), **{**defaults, **changes})
+    return dataclasses.replace(RECIPES[name], curriculum=(Stage(1000, (32, 64)),), **{**defaults, **changes})
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -102,6 +102,13 @@ def test_the_command_stops_goes_on_and_writes_its_scores(tmp_path, monkeypatch, 
     assert result["steps"] == 3
     assert set(result["scores"]["parity"]) == {"128", "256", "512"}
     assert "step 3 " in capsys.readouterr().out
+
+
+def test_what_was_logged_of_steps_that_are_made_again_is_forgotten(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"step": 0}\n{"step": 3}\n')
+    train(Training.begin(small("gdn"), seed=0), tmp_path, None, lambda entry: None)
+    logged = [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert logged == [0, 4]
 
 
 def test_weights_follow_the_seed():

@@ -138,6 +138,13 @@ class Training:
             self.accuracy[name] += _NEW * (right[of_task].float().mean().item() - self.accuracy[name])
 
 
+def _forget_later(log: Path, step: int) -> None:
+    """Drop what an interrupted run logged after it last saved: these steps are made again."""
+    if log.exists():
+        lines = [line for line in log.read_text().splitlines(keepends=True) if json.loads(line)["step"] <= step]
+        log.write_text("".join(lines))
+
+
 def _is_matrix(name: str, weight: Tensor) -> bool:
     return weight.ndim == 2 and "embed_tokens" not in name
 
@@ -149,6 +156,7 @@ def train(training: Training, folder: Path, minutes: float | None, say: Callable
         Whether all steps are made.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    _forget_later(folder / LOG_FILE, training.step)
     started = logged = saved = time.monotonic()
     losses: list[float] = []
     while training.step < training.recipe.steps:
