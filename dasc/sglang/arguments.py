@@ -59,6 +59,9 @@ HYBRID_EXCLUSIONS = (
     Exclusion("enable_lora", bool, "an adapter's heads are in the model's order"),
     Exclusion("lora_paths", bool, "an adapter's heads are in the model's order"),
     Exclusion("custom_weight_loader", bool, "it would load heads in the model's order"),
+    Exclusion(
+        "remote_instance_weight_loader_start_seed_via_transfer_engine", bool, "others would read heads in another order"
+    ),
 )
 """Those of placement ``hybrid`` besides."""
 

@@ -107,7 +107,7 @@ def _or_stop(exchange: Callable[..., None], *arguments: Any) -> None:
 
 
 def permute_as_loaded(model: Any, permutation: HeadPermutation, started: Callable[[], bool]) -> None:
-    """Make ``model.load_weights`` permute the heads of all weights that it is ever given.
+    """Make ``model.load_weights`` permute the heads of all weights that it is ever given, and let none out.
 
     Args:
         model: SGLang's, before its weights load.
@@ -131,3 +131,5 @@ def permute_as_loaded(model: Any, permutation: HeadPermutation, started: Callabl
         return original(permuted, *args, **kwargs)
 
     model.load_weights = load_weights
+    # for SGLang, which then neither saves weights nor sends them to other servers
+    model._weight_export_error = "dasc: placement hybrid has the heads of weights in an order of its own"

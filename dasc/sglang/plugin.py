@@ -39,8 +39,10 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from dasc.sglang.serving import Serving
+    from dasc.sglang.updates import WeightUpdates
 
     serving = Serving(config)
+    WeightUpdates(serving)
     if config.load_policy == "wr":
         from dasc.sglang.refresh import Refresh
 

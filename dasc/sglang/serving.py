@@ -63,6 +63,7 @@ class Serving:
         budget: once the pools' sizes are settled.
         scratch: once they are, when hits are refreshed.
         pool: once made.
+        permutation: once the plan is read, when heads are computed in another order than the model's.
     """
 
     def __init__(self, config: Config) -> None:
@@ -72,8 +73,8 @@ class Serving:
         self.budget: StateBudget | None = None
         self.scratch: Scratch | None = None
         self.pool: CompressedPool | None = None
+        self.permutation: HeadPermutation | None = None
         self._exchanges: Exchanges | None = None
-        self._permutation: HeadPermutation | None = None
         self._demand: NativeDemand | None = None
         self.hooks: dict[str, Callable[..., Any]] = {
             targets.LAUNCH: self.launch,
@@ -134,14 +135,14 @@ class Serving:
         if moves_units(plan, served.ranks):
             self._exchanges = Exchanges.over(plan, parallel.attn_tp_group, runner.device, parallel.dist_timeout)
         if placement_mode(plan, served.ranks) == "hybrid":
-            self._permutation = HeadPermutation(plan.geometry, plan.placements[served.ranks].head_order)
+            self.permutation = HeadPermutation(plan.geometry, plan.placements[served.ranks].head_order)
         self.plan = plan
 
     def init_model(self, original: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """A model whose weights are brought into the placement's order of heads as they load."""
         model = original(*args, **kwargs)
-        if self._permutation is not None:
-            permute_as_loaded(model, self._permutation, started=lambda: self.budget is not None)
+        if self.permutation is not None:
+            permute_as_loaded(model, self.permutation, started=lambda: self.budget is not None)
         return model
 
     @stopping
@@ -151,8 +152,8 @@ class Serving:
         plan, ranks = self.plan, get_parallel().attn_tp_size
         assert plan is not None, "the model is loaded first"
         assert self.budget is None, "one scheduler sizes its pools once"
-        if self._permutation is not None:
-            self._permutation.check_complete()
+        if self.permutation is not None:
+            self.permutation.check_complete()
         rest = original(configurator, total_rest_memory)
         params = configurator.mambaish_config.mamba2_cache_params
         dense_slots = get_schedule().max_mamba_cache_size

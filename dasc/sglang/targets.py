@@ -17,6 +17,9 @@ _CONTEXT = "sglang.srt.runtime_context"
 _MEMORY = "sglang.srt.mem_cache.memory_pool"
 _RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 _BATCH = "sglang.srt.model_executor.forward_batch_info"
+_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
+_UPDATES = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+_EXPORTER = "sglang.srt.model_executor.model_runner_components.weight_exporter.WeightExporter"
 
 LOAD_MODEL = f"{_RUNNER}.load_model"
 INIT_MODEL = "sglang.srt.model_loader.loader._initialize_model"
@@ -27,6 +30,8 @@ SLOTS_PER_REQUEST = f"{_SIZES}._calculate_mamba_ratio"
 RUNNING_LIMIT = f"{_SIZES}.resolve_max_num_reqs"
 PREPARE = f"{_COMPONENT}.prepare_for_caching_req"
 CLEAN_UP = f"{_COMPONENT}.cleanup_after_caching_req"
+UPDATE_FROM_TENSOR = f"{_UPDATER}.update_weights_from_tensor"
+AFTER_UPDATE = f"{_UPDATES}.flush_cache_after_weight_update"
 TOKEN_LIMIT = f"{_SIZES}._apply_token_constraints"
 MAKE_ROWS = f"{_SIZES}._build_hybrid_req_pool"
 MAKE_KV = f"{_SIZES}._build_hybrid_linear_kv_pool"
@@ -49,6 +54,10 @@ TARGETS: Mapping[str, tuple[str, ...] | None] = {
     RUNNING_LIMIT: ("self", "token_capacity"),
     PREPARE: ("self", "req", "insert_params", "token_ids_len", "is_finished"),
     CLEAN_UP: ("self", "req", "is_finished", "insert_result", "insert_params"),
+    UPDATE_FROM_TENSOR: ("self", "named_tensors", "load_format"),
+    AFTER_UPDATE: ("self", "recv_req", "success", "message"),
+    # it reads the attribute that we set on a permuted model
+    f"{_EXPORTER}._weight_export_unsupported_reason": ("self",),
     # SGLang calls these of our pool's, at the places that it calls its own
     f"{_POOL}.MambaCheckpointPool.alloc": ("self", "n"),
     f"{_POOL}.MambaCheckpointPool.free": ("self", "slots"),
