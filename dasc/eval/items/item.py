@@ -39,6 +39,7 @@ class Item:
         scorer: name in :data:`dasc.eval.items.SCORERS`.
         max_new_tokens: most tokens of an answer.
         choices: letters of a multiple-choice question.
+        replays: measured requests of each ask after the warm one (appendix C.2).
     """
 
     item_id: str
@@ -48,12 +49,15 @@ class Item:
     scorer: str
     max_new_tokens: int
     choices: tuple[str, ...] = ()
+    replays: int = 1
 
     def __post_init__(self) -> None:
         if not self.asks:
             raise ValueError(f"asks of item {self.item_id!r} must hold a prompt, got none")
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens of item {self.item_id!r} must be >= 1, got {self.max_new_tokens}")
+        if self.replays < 1:
+            raise ValueError(f"replays of item {self.item_id!r} must be >= 1, got {self.replays}")
         for ask in self.asks:
             if type(ask.prompt) is not type(self.warm) or ask.prompt[: len(self.warm)] != self.warm:
                 raise ValueError(f"each prompt of item {self.item_id!r} must begin with what is warmed")
