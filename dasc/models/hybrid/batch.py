@@ -42,7 +42,8 @@ class SequenceInput:
     """One request's part of a forward: a prompt, a piece of one, or one token to decode. Tensors are on the CPU.
 
     Attributes:
-        tokens: ``[T]`` int64, ``T >= 1`` new tokens at positions ``start .. start + T - 1``.
+        tokens: ``[T]`` int64, new tokens at positions ``start .. start + T - 1``. At least one, unless there is a
+            window: then the state at ``start`` may be refreshed alone.
         start: tokens before them, ``n_p`` on a cache hit. At 0 the state is zero whatever the slot holds.
         state_slot: slot of the state pool that the state after the last token is written to.
         kv_slots: ``[start + T]`` int64, KV slot of each position: the first ``start`` are read, the others written.
@@ -63,8 +64,8 @@ class SequenceInput:
             tensor = getattr(self, name)
             if tensor is not None and (tensor.dtype != torch.int64 or tensor.ndim != 1):
                 raise ValueError(f"{name} must be a 1-D int64 tensor, got {tensor.dtype} {list(tensor.shape)}")
-        if not len(self.tokens):
-            raise ValueError("tokens must hold at least one new token, got none")
+        if not len(self.tokens) and not self.window_tokens:
+            raise ValueError("tokens must hold at least one new token when there is no window, got none")
         if self.start < 0 or self.window_tokens > self.start:
             raise ValueError(f"start must be at least the window's {self.window_tokens} tokens, got {self.start}")
         if len(self.kv_slots) != self.start + len(self.tokens):
@@ -226,7 +227,7 @@ def pack(batch: Batch, device: torch.device, *, windows: bool = True) -> PackedB
 def _by_length(runs: list[_Run]) -> list[list[_Run]]:
     """Runs that can be attended as one rectangle: as many queries, and K/V from the same place."""
     groups: dict[tuple[int, bool], list[_Run]] = {}
-    for run in runs:
+    for run in filter(lambda r: len(r.tokens), runs):
         groups.setdefault((len(run.tokens), run.reads_own_slots), []).append(run)
     return list(groups.values())
 

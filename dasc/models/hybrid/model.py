@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -95,6 +96,12 @@ class HybridModel:
         # Qwen3-Next's weights may come with a head for speculation
         reader.check_all_taken(ignored_prefix="mtp." if config.geometry.kind == "gdn" else None)
 
+    def with_ops(self, ops: DeltaRuleOps) -> HybridModel:
+        """The same model, with the same weights in memory, that computes its recurrent layers with ``ops``."""
+        model = copy.copy(self)
+        model.ops = ops
+        return model
+
     def new_states(
         self,
         slots: int,
@@ -129,9 +136,12 @@ class HybridModel:
             Logits ``[N, vocab]``, or ``[new tokens, vocab]`` in the order of the sequences. Replay tokens have none.
 
         Raises:
-            ValueError: for pools of another shape, slots or token ids out of range, or a mask of another shape.
+            ValueError: for pools of another shape, slots or token ids out of range, a mask of another shape, or last
+                logits wanted of a sequence without new tokens.
         """
         self._check(batch, states, kv)
+        if not all_tokens and not all(len(s.tokens) for s in batch.sequences):
+            raise ValueError("all_tokens must be true when a sequence has no new token: it has no last logits")
         packed = pack(batch, self.device)
         units = None if batch.global_units is None else batch.global_units.to(self.device)
         x = self.embedding[packed.tokens]
@@ -140,7 +150,10 @@ class HybridModel:
             x = block.mix(x, packed, states, kv, units, self.ops)
             if number == last_recurrent and packed.window_rows:
                 # windows are run for the recurrent states alone
-                x, packed = x[packed.window_rows :], pack(batch, self.device, windows=False)
+                x = x[packed.window_rows :]
+                if not len(x):
+                    break
+                packed = pack(batch, self.device, windows=False)
             x = block.feed(x)
         if not all_tokens:
             x = x[packed.new_cu[1:] - 1]
