@@ -1,8 +1,4 @@
-"""What the functions that both the reference and the fast path offer take and return, checked once for both.
-
-Axes and layouts are in ``CONVENTIONS.md``: ``[B, T, H, K]`` inputs, states ``[N, HV, V, K]``, ``g`` the natural log of
-the decay.
-"""
+"""Of the recurrences, their pooled forms, the convolution and the gates."""
 
 from __future__ import annotations
 
@@ -13,11 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dasc.layout import Layout, RaggedLayout
-
-# INT8 storage (eq. 8): values are scale * q with |q| <= QMAX, and no scale is below MIN_ABSMAX / QMAX.
-QMAX = 127
-MIN_ABSMAX = 1e-8
+from dasc.contract.expect import expect_device, expect_integers, expect_shape, expect_slots
 
 
 class DeltaRuleOutput(NamedTuple):
@@ -42,33 +34,6 @@ class ConvOutput(NamedTuple):
 
     y: Tensor
     final_state: Tensor
-
-
-class PackedState(NamedTuple):
-    """``N`` compressed checkpoints of one rank, padding zero.
-
-    Attributes:
-        temporal: retained units in ``layout.dtypes.stored_temporal``. Ragged ``[N, slot_units, V, K]`` (GDN) or
-            ``[N, slot_units, V]`` (KDA); padded ``[L, N, R_max, V, K]`` or ``[L, N, R_max, V]``.
-        conv: ``[L, N, channels, width - 1]``, as it was.
-        scales: INT8 scales in ``layout.dtypes.temporal``, shaped as ``temporal`` without ``V``; ``None`` unless INT8.
-    """
-
-    temporal: Tensor
-    conv: Tensor
-    scales: Tensor | None
-
-
-class DenseState(NamedTuple):
-    """``N`` whole states of one rank.
-
-    Attributes:
-        temporal: ``[L, N, HV, V, K]`` in ``layout.dtypes.temporal``.
-        conv: ``[L, N, channels, width - 1]`` in ``layout.dtypes.conv``.
-    """
-
-    temporal: Tensor
-    conv: Tensor
 
 
 class DecayGate(NamedTuple):
@@ -114,16 +79,6 @@ class DeltaRuleShape(NamedTuple):
     K: int
     V: int
     N: int
-
-
-def _expect(name: str, tensor: Tensor, shape: tuple[int, ...], axes: str) -> None:
-    if tuple(tensor.shape) != shape:
-        raise ValueError(f"{name} must be {axes} = {list(shape)}, got {list(tensor.shape)}")
-
-
-def _expect_device(name: str, tensor: Tensor, device: torch.device) -> None:
-    if tensor.device != device:
-        raise ValueError(f"{name} must be on {device} like q, got {tensor.device}")
 
 
 def check_cu_seqlens(cu_seqlens: Tensor, tokens: int) -> list[int]:
@@ -191,24 +146,24 @@ def check_delta_rule(
             raise ValueError(f"{name} must have 4 axes (batch, token, head, dim), got {list(tensor.shape)}")
     B, T, H, K = q.shape
     HV, V = v.shape[2:]
-    _expect("k", k, (B, T, H, K), "[B, T, H, K]")
+    expect_shape("k", k, (B, T, H, K), "[B, T, H, K]")
     if K < 1 or V < 1:
         raise ValueError(f"head dimensions must be positive, got K = {K} and V = {V}")
     if H < 1 or HV < 1 or HV % H:
         raise ValueError(f"value heads must be a positive multiple of key heads, got HV = {HV} and H = {H}")
-    _expect("v", v, (B, T, HV, V), "[B, T, HV, V]")
+    expect_shape("v", v, (B, T, HV, V), "[B, T, HV, V]")
     if channel_gate:
-        _expect("g", g, (B, T, HV, K), "[B, T, HV, K]")
+        expect_shape("g", g, (B, T, HV, K), "[B, T, HV, K]")
     else:
-        _expect("g", g, (B, T, HV), "[B, T, HV]")
-    _expect("beta", beta, (B, T, HV), "[B, T, HV]")
+        expect_shape("g", g, (B, T, HV), "[B, T, HV]")
+    expect_shape("beta", beta, (B, T, HV), "[B, T, HV]")
     N = B
     if cu_seqlens is not None:
         if B != 1:
             raise ValueError(f"packed sequences (cu_seqlens) need B = 1, got B = {B}")
         N = len(check_cu_seqlens(cu_seqlens, T)) - 1
     if initial_state is not None:
-        _expect("initial_state", initial_state, (N, HV, V, K), "[N, HV, V, K]")
+        expect_shape("initial_state", initial_state, (N, HV, V, K), "[N, HV, V, K]")
     return DeltaRuleShape(B, T, H, HV, K, V, N)
 
 
@@ -246,25 +201,25 @@ def check_pooled(
         got = f"{pool.dtype} {list(pool.shape)} on {pool.device}" if isinstance(pool, Tensor) else type(pool).__name__
         raise ValueError(f"pool must be floating-point [S, HV, V, K] on {q.device}, got {got}")
     S = pool.shape[0]
-    _expect("pool", pool, (S, shape.HV, shape.V, shape.K), "[S, HV, V, K]")
-    _expect_integers("state_indices", state_indices, shape.N, q.device)
+    expect_shape("pool", pool, (S, shape.HV, shape.V, shape.K), "[S, HV, V, K]")
+    expect_integers("state_indices", state_indices, shape.N, q.device)
     units, axes = ((shape.HV, shape.K), "[HV, K]") if channel_gate else ((shape.HV,), "[HV]")
     if gate is not None:
         check_gate(g, gate.A_log, gate.dt_bias)
-        _expect("gate.A_log", gate.A_log, (shape.HV,), "[HV]")
-        _expect("gate.dt_bias", gate.dt_bias, units, axes)
-        _expect_device("gate.A_log", gate.A_log, q.device)
-        _expect_device("gate.dt_bias", gate.dt_bias, q.device)
+        expect_shape("gate.A_log", gate.A_log, (shape.HV,), "[HV]")
+        expect_shape("gate.dt_bias", gate.dt_bias, units, axes)
+        expect_device("gate.A_log", gate.A_log, q.device)
+        expect_device("gate.dt_bias", gate.dt_bias, q.device)
         if gate.lower_bound is not None and not (math.isfinite(gate.lower_bound) and gate.lower_bound < 0):
             raise ValueError(f"gate.lower_bound must be negative and finite, got {gate.lower_bound}")
     if refresh is not None:
         if refresh.keep.dtype != torch.bool:
             raise ValueError(f"refresh.keep must be torch.bool, got {refresh.keep.dtype}")
-        _expect("refresh.keep", refresh.keep, units, axes)
-        _expect_device("refresh.keep", refresh.keep, q.device)
-        _expect_integers("refresh.tokens", refresh.tokens, shape.N, q.device)
+        expect_shape("refresh.keep", refresh.keep, units, axes)
+        expect_device("refresh.keep", refresh.keep, q.device)
+        expect_integers("refresh.tokens", refresh.tokens, shape.N, q.device)
     if q.device.type == "cpu":
-        _check_state_indices(state_indices, S)
+        expect_slots(state_indices, S)
         if refresh is not None:
             lengths = sequence_spans(shape.B, shape.T, cu_seqlens, q.device)[1]
             if not bool(((refresh.tokens >= 0) & (refresh.tokens <= lengths)).all()):
@@ -273,24 +228,6 @@ def check_pooled(
                     f"got {refresh.tokens.tolist()} for lengths {lengths.tolist()}"
                 )
     return shape
-
-
-def _expect_integers(name: str, tensor: Tensor, count: int, device: torch.device) -> None:
-    if (
-        not isinstance(tensor, Tensor)
-        or tensor.dtype not in (torch.int32, torch.int64)
-        or tuple(tensor.shape) != (count,)
-        or tensor.device != device
-    ):
-        got = f"{tensor.dtype} {list(tensor.shape)} on {tensor.device}" if isinstance(tensor, Tensor) else type(tensor)
-        raise ValueError(f"{name} must be int32 or int64 [{count}] on {device}, got {got}")
-
-
-def _check_state_indices(indices: Tensor, slots: int, lowest: int = -1, name: str = "state_indices") -> None:
-    listed = indices.tolist()
-    real = [index for index in listed if index >= 0]
-    if any(not lowest <= index < slots for index in listed) or len(set(real)) < len(real):
-        raise ValueError(f"{name} must be distinct and from {lowest} to {slots - 1}, got {listed}")
 
 
 def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
@@ -347,130 +284,3 @@ def check_gate(a: Tensor, A_log: Tensor, dt_bias: Tensor) -> None:
         )
     if a.ndim and a.shape[-dt_bias.ndim :] != dt_bias.shape:
         raise ValueError(f"a must end in the axes of dt_bias {list(dt_bias.shape)}, got {list(a.shape)}")
-
-
-def slots_shape(layout: Layout, N: int, tail: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of ``N`` slots whose units have the shape ``tail``."""
-    if isinstance(layout, RaggedLayout):
-        return (N, layout.slot_units, *tail)
-    return (layout.geometry.num_layers, N, layout.max_count, *tail)
-
-
-def zero_slots(layout: Layout, slots: int, device: torch.device | str = "cpu") -> PackedState:
-    """A pool of ``slots`` slots of zeros, all parts of them."""
-    geometry, dtypes = layout.geometry, layout.dtypes
-    temporal = slots_shape(layout, slots, geometry.unit_shape)
-    scales = slots_shape(layout, slots, geometry.scale_shape)
-    return PackedState(
-        temporal=torch.zeros(temporal, dtype=dtypes.stored_temporal, device=device),
-        conv=torch.zeros(_batched(geometry.conv_shape, slots), dtype=dtypes.conv, device=device),
-        scales=torch.zeros(scales, dtype=dtypes.temporal, device=device) if dtypes.int8 else None,
-    )
-
-
-def one_slot(store: PackedState, slot: int, layout: Layout) -> PackedState:
-    """Views of one slot of a pool, shaped as one packed checkpoint."""
-    axis = 0 if isinstance(layout, RaggedLayout) else 1  # padded pools are layer-first
-    return PackedState(
-        store.temporal.narrow(axis, slot, 1),
-        store.conv.narrow(1, slot, 1),
-        None if store.scales is None else store.scales.narrow(axis, slot, 1),
-    )
-
-
-def check_pack(state: Tensor, conv: Tensor, layout: Layout) -> int:
-    """Validate the arguments of ``pack`` and return ``N``.
-
-    Raises:
-        ValueError: naming the argument, what was expected and what came.
-    """
-    if state.ndim != 5:
-        raise ValueError(f"state must have 5 axes [L, N, HV, V, K], got {list(state.shape)}")
-    N = state.shape[1]
-    _expect_stored("state", state, _batched(layout.geometry.state_shape, N), layout.dtypes.temporal)
-    _expect_stored("conv", conv, _batched(layout.geometry.conv_shape, N), layout.dtypes.conv)
-    _check_width(layout)
-    return N
-
-
-def check_unpack(packed: PackedState, layout: Layout, base: Tensor | None) -> int:
-    """Validate the arguments of ``unpack`` and return ``N``.
-
-    Raises:
-        ValueError: naming the argument, what was expected and what came.
-    """
-    geometry, dtypes = layout.geometry, layout.dtypes
-    _check_width(layout)
-    if packed.conv.ndim != 4:
-        raise ValueError(f"packed.conv must have 4 axes [L, N, channels, width - 1], got {list(packed.conv.shape)}")
-    N = packed.conv.shape[1]
-    _expect_stored("packed.conv", packed.conv, _batched(geometry.conv_shape, N), dtypes.conv)
-    temporal_shape = slots_shape(layout, N, geometry.unit_shape)
-    _expect_stored("packed.temporal", packed.temporal, temporal_shape, dtypes.stored_temporal)
-    if (packed.scales is not None) != dtypes.int8:
-        raise ValueError(f"packed.scales must be {'given' if dtypes.int8 else 'None'} when int8 is {dtypes.int8}")
-    if packed.scales is not None:
-        _expect_stored("packed.scales", packed.scales, slots_shape(layout, N, geometry.scale_shape), dtypes.temporal)
-    if base is not None:
-        _expect_stored("base", base, _batched(geometry.state_shape, N), dtypes.temporal)
-    return N
-
-
-def check_slots(
-    native: DenseState,
-    native_slots: Tensor,
-    store: PackedState,
-    store_slots: Tensor,
-    layout: Layout,
-    written: str,
-    omitted: str = "zero",
-) -> int:
-    """Validate the arguments of ``pack_slots`` and ``unpack_slots`` and return the number of checkpoints.
-
-    Args:
-        written: ``"native"`` or ``"store"``: the pool that is written to; its slots must be distinct.
-        omitted: of ``unpack_slots``.
-
-    Raises:
-        ValueError: naming the argument, what was expected and what came. Slots on a GPU are not read.
-    """
-    if omitted not in ("zero", "leave"):
-        raise ValueError(f"omitted must be 'zero' or 'leave', got {omitted!r}")
-    geometry, dtypes = layout.geometry, layout.dtypes
-    _check_width(layout)
-    if native.temporal.ndim != 5 or store.conv.ndim != 4:
-        raise ValueError(
-            "native.temporal must be [L, S, HV, V, K] and store.conv [L, slots, channels, width - 1], "
-            f"got {list(native.temporal.shape)} and {list(store.conv.shape)}"
-        )
-    sizes = {"native": native.temporal.shape[1], "store": store.conv.shape[1]}
-    _expect_stored("native.temporal", native.temporal, _batched(geometry.state_shape, sizes["native"]), dtypes.temporal)
-    _expect_stored("native.conv", native.conv, _batched(geometry.conv_shape, sizes["native"]), dtypes.conv)
-    check_unpack(store, layout, None)
-    device, count = native.temporal.device, native_slots.numel()
-    for name, slots in (("native", native_slots), ("store", store_slots)):
-        _expect_integers(f"{name}_slots", slots, count, device)
-        if device.type == "cpu":
-            if name == written:
-                _check_state_indices(slots, sizes[name], 0, f"{name}_slots")
-            elif bool(((slots < 0) | (slots >= sizes[name])).any()):
-                raise ValueError(f"{name}_slots must be from 0 to {sizes[name] - 1}, got {slots.tolist()}")
-    return count
-
-
-def _check_width(layout: Layout) -> None:
-    if layout.slot_units < layout.retained_units:
-        raise ValueError(
-            f"layout allocates {layout.slot_units} units a slot but retains {layout.retained_units}: "
-            "a storage-balanced slot is filled by the transfer between ranks"
-        )
-
-
-def _expect_stored(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    if tuple(tensor.shape) != shape or tensor.dtype != dtype:
-        raise ValueError(f"{name} must be {dtype} {list(shape)}, got {tensor.dtype} {list(tensor.shape)}")
-
-
-def _batched(shape: tuple[int, ...], N: int) -> tuple[int, ...]:
-    """``[L, ...]`` -> ``[L, N, ...]``."""
-    return (shape[0], N, *shape[1:])
