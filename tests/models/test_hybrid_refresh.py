@@ -8,6 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import dasc.fast
+import dasc.reference
 from dasc.models.hybrid import Batch, HybridModel, KVPool, SequenceInput, StatePool
 from dasc.models.hybrid.batch import WindowKV
 from dasc.models.hybrid.weights import Linear
@@ -241,3 +243,39 @@ def test_each_projection_runs_once_over_all_packed_tokens(kind: str, monkeypatch
         assert rows[id(last_recurrent.mixer.qkv)] == [13 + 6]
         assert rows[id(last_recurrent.mlp.up)] == [6]
         assert rows[id(last_attention.mixer.q)] == [6]
+
+
+@pytest.mark.parametrize("period", [2, 3])
+@pytest.mark.parametrize("window_kv", MODES)
+@pytest.mark.parametrize(("kind", "gate"), KINDS)
+def test_a_state_refreshed_without_new_tokens_is_the_oracles(kind: str, gate: str, window_kv: WindowKV, period: int):
+    """... alone, and beside a request that has new tokens; nothing else changes."""
+    model = tiny_model(kind, gate, attention_period=period)
+    requests = Requests(model, [Hit(20, 8, 0), Hit(9, 9, 0), Hit(13, 5, 2)], draw_mask(model, 0.5, seed=2))
+    for together in ([0], [0, 1], [0, 2], [2, 1]):
+        states, kv = requests.copies()
+        batch = Batch(tuple(requests.sequence(n, windows=True) for n in together), requests.mask, window_kv)
+        logits = model.forward(batch, states, kv, all_tokens=True)
+        assert len(logits) == (2 if 2 in together else 0)
+        for n in set(together) - {2}:
+            oracle = requests.oracle(n, window_kv)
+            assert_close(states.temporal[:, n + 1], torch.stack([state.temporal for state in oracle]))
+            assert torch.equal(states.conv[:, n + 1], requests.states.conv[:, n + 1])
+        if 2 not in together:
+            assert torch.equal(bits(kv.rows), bits(requests.kv.rows))
+
+
+def test_a_sequence_with_neither_tokens_nor_window_and_last_logits_of_one_without_tokens_are_refused():
+    none, slots = torch.empty(0, dtype=torch.int64), torch.arange(3)
+    with pytest.raises(ValueError, match="at least one new token when there is no window"):
+        SequenceInput(none, 3, 0, slots)
+    model = tiny_model("gdn")
+    alone = SequenceInput(none, 3, 0, slots, window=torch.tensor([1, 2]))
+    with pytest.raises(ValueError, match="all_tokens must be true"):
+        model.forward(Batch((alone,), draw_mask(model, 0.5, seed=0)), *nan_pools(model))
+
+
+def test_a_model_with_other_operators_shares_the_weights():
+    model = tiny_model("kda")
+    other = model.with_ops(dasc.fast)
+    assert (model.ops, other.ops, other.blocks is model.blocks) == (dasc.reference, dasc.fast, True)
