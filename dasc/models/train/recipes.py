@@ -29,9 +29,9 @@ class Stage:
 
 CURRICULUM = (
     Stage(2_000, (32, 64)),
-    Stage(3_000, (64, 128)),
-    Stage(4_500, (64, 128, 256)),
-    Stage(7_000, (128, 256, 512)),
+    Stage(2_600, (64, 128)),
+    Stage(3_800, (64, 128, 256)),
+    Stage(6_000, (128, 256, 512)),
 )
 
 
@@ -53,7 +53,7 @@ class Recipe:
 
     config: HybridConfig
     tasks: tuple[str, ...] = tuple(TASKS)
-    steps: int = 7_000
+    steps: int = 6_000
     batch_tokens: int = 2048
     learning_rate: float = 2e-3
     warmup: int = 200
