@@ -20,6 +20,7 @@ from dasc.reference.horizons import (
     static_horizons,
 )
 from dasc.reference.int8 import Quantized, dequantize, quantize
+from dasc.reference.omission import omission_bound, omission_estimate, remaining_share, settle_tokens
 from dasc.reference.packing import pack, pack_slots, unpack, unpack_slots
 from dasc.reference.placement import (
     assign_bundles,
@@ -88,6 +89,8 @@ __all__ = [
     "median_iqr",
     "mixed_pairs",
     "next_pow2",
+    "omission_bound",
+    "omission_estimate",
     "one_step_decay",
     "pack",
     "pack_slots",
@@ -99,10 +102,12 @@ __all__ = [
     "random_mask",
     "recurrent_gdn",
     "recurrent_kda",
+    "remaining_share",
     "replay_window",
     "retained_fractions",
     "safe_gate",
     "select_units",
+    "settle_tokens",
     "softplus_gate",
     "spearman",
     "state_magnitude",
