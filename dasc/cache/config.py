@@ -26,6 +26,8 @@ class CacheConfig:
         max_dense_bytes: most bytes of dense checkpoints at rest; ``None`` for no cap but the slots.
         max_compressed_bytes: most bytes of compressed checkpoints.
         refresh_window_tokens: what a compressed hit replays (``W_max`` of DASC-WR); 0 for DASC-NR. Counted here only.
+        refresh_below_tokens: hits with at least so many new prompt tokens are not refreshed, since by the time of their
+            answer the omission has faded (:func:`dasc.reference.settle_tokens`); ``None`` refreshes all.
         explain_records: how many missing states ``explain`` remembers.
 
     Raises:
@@ -44,6 +46,7 @@ class CacheConfig:
     max_dense_bytes: int | None = None
     max_compressed_bytes: int | None = None
     refresh_window_tokens: int = 0
+    refresh_below_tokens: int | None = None
     explain_records: int = 1024
 
     def __post_init__(self) -> None:
@@ -53,7 +56,7 @@ class CacheConfig:
         for name in ("compressed_slots", "watermark", "refresh_window_tokens", "explain_records"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        for name in ("max_dense_bytes", "max_compressed_bytes"):
+        for name in ("max_dense_bytes", "max_compressed_bytes", "refresh_below_tokens"):
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.watermark >= self.native_slots:
@@ -65,6 +68,12 @@ class CacheConfig:
             )
         for policy in self.policies:
             policy.check(self.page_size)
+
+    def refresh_window(self, hit_tokens: int, prompt_tokens: int) -> int:
+        """Tokens that a compressed hit of ``hit_tokens`` replays for a prompt of ``prompt_tokens``."""
+        if self.refresh_below_tokens is not None and prompt_tokens - hit_tokens >= self.refresh_below_tokens:
+            return 0
+        return min(self.refresh_window_tokens, hit_tokens)
 
     @property
     def dense_limit(self) -> int | None:

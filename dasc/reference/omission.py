@@ -54,7 +54,8 @@ def omission_estimate(error: Tensor, g: Tensor) -> Tensor:
     _check(error, g)
     by_channel = error.double().norm(dim=-2)[:, None]  # [N, 1, HV, K]
     decays = (g if g.ndim == 4 else g.unsqueeze(-1)).double().cumsum(dim=1).exp()
-    return torch.cat([by_channel, by_channel * decays], dim=1).norm(dim=-1)
+    left: Tensor = torch.cat([by_channel, by_channel * decays], dim=1).norm(dim=-1)
+    return left
 
 
 def remaining_share(horizons: Tensor, mask: Tensor, tokens: float, epsilon: float = 1e-3) -> float:

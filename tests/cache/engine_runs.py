@@ -38,6 +38,7 @@ def build(
     layout: LayoutKind = "ragged",
     int8: bool = False,
     window: int = 0,
+    refresh_below: int | None = None,
     kv_pages: int = 400,
     page_size: int = 1,
     spill: bool = True,
@@ -61,6 +62,7 @@ def build(
         watermark=watermark,
         policies=policies,
         refresh_window_tokens=window,
+        refresh_below_tokens=refresh_below,
     )
     storage = storage_type(
         geometry,

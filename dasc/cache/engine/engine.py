@@ -40,7 +40,8 @@ class Engine:
 
     Args:
         model: runs on pools that the engine owns; its device is that of ``storage``.
-        config: of the cache; ``refresh_window_tokens`` is the longest window of the plan for DASC-WR, 0 for DASC-NR.
+        config: of the cache; ``refresh_window_tokens`` is the longest window of the plan for DASC-WR, 0 for DASC-NR;
+            with ``refresh_below_tokens``, either of them hit by hit.
         storage: with the slots of ``config``.
         server_limit: most running requests.
         prefill_tokens: most prompt tokens a step.
@@ -241,10 +242,10 @@ class Engine:
                 break
             self._queue.popleft()
             tier = "miss" if lease.entry is None else "compressed" if lease.entry.tier is Tier.COMPRESSED else "dense"
-            longest = self.cache.config.refresh_window_tokens if tier == "compressed" else 0
-            self._running[request.request_id] = Running(
-                waiting, lease, tier, window_tokens=min(longest, lease.hit_tokens)
-            )
+            window = 0
+            if tier == "compressed":
+                window = self.cache.config.refresh_window(lease.hit_tokens, len(request.tokens))
+            self._running[request.request_id] = Running(waiting, lease, tier, window_tokens=window)
         self._take_back(self.cache.issue_loads())
 
     def _take_back(self, failed: list[Hashable]) -> None:

@@ -90,7 +90,6 @@ class Server:
         self._chunk = chunk_tokens
         self._tokens_per_id = tokens_per_id
         self._stores_ends = tokens_per_id == 1
-        self._window = config.refresh_window_tokens
         self._mixed = mixed_passes
         self._two_pass = two_pass_refresh
         self._record = record
@@ -147,7 +146,7 @@ class Server:
             room -= 1
             hit = lease.hit_tokens * per_id
             tier = "miss" if lease.entry is None else "compressed" if lease.entry.tier is Tier.COMPRESSED else "dense"
-            replay = min(self._window, hit) if tier == "compressed" else 0
+            replay = cache.config.refresh_window(hit, request.prompt_tokens) if tier == "compressed" else 0
             running = _Running(self._numbers, request, arrival_s, hit, tier, hit, hit, None, replay)
             self._look_ahead(running)
             self._prefilling.append(running)
