@@ -11,7 +11,7 @@ from torch import Tensor
 import dasc.fast
 import dasc.reference
 from dasc.models.hybrid import Batch, HybridModel, KVPool, SequenceInput, StatePool
-from dasc.models.hybrid.batch import WindowKV
+from dasc.models.hybrid.batch import WindowKV, pack
 from dasc.models.hybrid.weights import Linear
 from dasc.reference import RecurrentState, suffix_refresh
 from tests.models.hybrid_runs import (
@@ -255,6 +255,7 @@ def test_a_state_refreshed_without_new_tokens_is_the_oracles(kind: str, gate: st
     for together in ([0], [0, 1], [0, 2], [2, 1]):
         states, kv = requests.copies()
         batch = Batch(tuple(requests.sequence(n, windows=True) for n in together), requests.mask, window_kv)
+        assert all(group.rows.numel() for group in pack(batch, model.device).groups)
         logits = model.forward(batch, states, kv, all_tokens=True)
         assert len(logits) == (2 if 2 in together else 0)
         for n in set(together) - {2}:

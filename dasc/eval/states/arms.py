@@ -96,4 +96,4 @@ def refresh(prefixes: Prefixes, mask: Tensor, window_tokens: int, *, window_kv: 
     for first, end in batches([(s.window_tokens, s.start) for s in sequences]):
         batch = Batch(tuple(sequences[first:end]), global_units=mask, window_kv=window_kv)
         model.forward(batch, states, KVPool(prefixes.kv), all_tokens=True)
-    return dataclasses.replace(prefixes, temporal=states.temporal, conv=states.conv)
+    return dataclasses.replace(prefixes, temporal=states.temporal)

@@ -116,7 +116,7 @@ def batches(sizes: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """First and end of consecutive sequences that one forward takes; ``sizes``: tokens computed and KV rows read."""
     first = tokens = rows = 0
     for number, (its_tokens, its_rows) in enumerate(sizes):
-        if number > first and (tokens + its_tokens > _BATCH_TOKENS or rows + its_rows > _BATCH_ROWS):
+        if number and (tokens + its_tokens > _BATCH_TOKENS or rows + its_rows > _BATCH_ROWS):
             yield first, number
             first = number
             tokens = rows = 0
