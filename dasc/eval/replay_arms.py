@@ -31,6 +31,7 @@ class Arm:
 
     Attributes:
         compressed: there is a compressed pool; the only one is dense otherwise.
+        selected: units are selected by their horizons; all of them are stored otherwise.
         padded: in the padded layout whatever the others have.
         int8: retained units as INT8.
         random: units chosen at random, as many of each layer.
@@ -40,6 +41,7 @@ class Arm:
     """
 
     compressed: bool = True
+    selected: bool = True
     padded: bool = False
     int8: bool = False
     random: bool = False
@@ -135,7 +137,8 @@ def prepare_arm(name: str, w_max: int, served: ServedModel, serving: Serving, *,
     layout, replay_tokens = None, 0
     try:
         if arm.compressed:
-            layout, replay_tokens = _plan(arm, w_max, served, serving.layout, dtypes, seed)
+            mask_seed = RANDOM_MASK_SEEDS[seed % len(RANDOM_MASK_SEEDS)]
+            layout, replay_tokens = plan_arm(arm, w_max, served, dtypes, layout=serving.layout, mask_seed=mask_seed)
             scratch = scratch_bytes(geometry, dtypes, serving.server_limit) if replay_tokens else 0
             split = split_budget(
                 serving.memory_bytes,
@@ -152,13 +155,32 @@ def prepare_arm(name: str, w_max: int, served: ServedModel, serving: Serving, *,
     return PreparedArm(name, arm, layout, replay_tokens, split, compression)
 
 
-def _plan(
-    arm: Arm, w_max: int, served: ServedModel, layout: LayoutKind, dtypes: DtypePolicy, seed: int
+def plan_arm(
+    arm: Arm,
+    w_max: int,
+    served: ServedModel,
+    dtypes: DtypePolicy,
+    *,
+    layout: LayoutKind = "ragged",
+    mask_seed: int = RANDOM_MASK_SEEDS[0],
 ) -> tuple[Layout, int]:
-    """Layout of a checkpoint, and the longest window of a refresh."""
+    """Layout of a compressed checkpoint, and the longest window of a refresh (eq. 7), 0 for NR.
+
+    Args:
+        arm: with a compressed pool.
+        w_max: cutoff in tokens.
+        served: the model.
+        dtypes: of checkpoints.
+        layout: unless the arm is padded.
+        mask_seed: of a random mask.
+    """
     plan = build_plan(served.checkpoint, w_max, layout="padded" if arm.padded else layout, dtypes=dtypes)
-    if arm.random:
-        mask = random_mask(plan.mask, RANDOM_MASK_SEEDS[seed % len(RANDOM_MASK_SEEDS)])
+    mask = plan.mask
+    if not arm.selected:
+        mask = torch.ones_like(mask)
+    elif arm.random:
+        mask = random_mask(mask, mask_seed)
+    if mask is not plan.mask:
         horizons = static_horizons(served.checkpoint.gate, plan.gate_input, plan.epsilon)
         plan = dataclasses.replace(plan, mask=mask, windows=unit_windows(horizons, mask, w_max))
     [rank_layout] = plan.layouts(1)

@@ -1,0 +1,164 @@
+"""All arms over all blocks: what items weigh, what is resumed, and what may not be."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from dasc.eval.quality.arms import ArmSpec
+from dasc.eval.quality.backend import BackendError
+from dasc.eval.quality.evaluate import evaluate, folder_sha256, items_sha256
+from dasc.eval.quality.protocol import Controls, Protocol
+from dasc.eval.quality.results import QualityResult, merge, read_result
+from dasc.eval.quality.unit_log import UnitLog
+from tests.eval.quality.fakes import FakeBackend, text_item
+
+PROTOCOL = Protocol(block_items=2, slots=100, concurrency=4, replays=2)
+DENSE, NR = ArmSpec("dense"), ArmSpec("nr", 16)
+ITEMS = [text_item(name, task=task) for task in ("x", "y") for name in "abc"]
+
+
+def measure(items=ITEMS, arms=(DENSE, NR), backend=FakeBackend, protocol=PROTOCOL, **options) -> QualityResult:
+    options = {"model": "fake", "run": {}, **options}
+    return evaluate(items, arms, lambda spec: backend(), protocol, **options)
+
+
+def test_asks_and_replays_are_averaged_within_the_item_and_items_count_once():
+    """By hand: item a has one ask, right in both rounds; b has three asks, one of them right in one of two rounds.
+
+    The mean of items is (1 + 1/6) / 2; pooled over requests it would be 3 / 8.
+    """
+
+    def answer(prompt: str, number: int) -> str:
+        return "yes" if prompt[0] == "a" or (prompt.endswith("!") and number == 1) else "no"
+
+    items = [text_item("a"), text_item("b", ("?", "!", "."))]
+    task = measure(items, backend=lambda: FakeBackend(answer)).arms[0].tasks["task"]
+    assert task.scores == (1.0, pytest.approx(1 / 6))
+    assert task.score == pytest.approx((1 + 1 / 6) / 2)
+    assert task.requests == 8
+
+
+def test_hits_are_pooled_over_requests_not_averaged():
+    """By hand: 2 x (8 + 1) tokens of a, 2 x (8 + 4) of b, 8 of each cached: 32 of 42."""
+    items = [text_item("a"), text_item("b", ("????",))]
+    task = measure(items).arms[0].tasks["task"]
+    assert (task.cached_tokens, task.new_tokens, task.loaded) == (32, 10, 4)
+    assert task.hit == 32 / 42
+
+
+def test_arms_are_asked_the_same_in_the_same_order():
+    backends = {}
+    evaluate(ITEMS, (DENSE, NR), lambda spec: backends.setdefault(spec, FakeBackend()), PROTOCOL, model="m", run={})
+    assert backends[DENSE].asked == backends[NR].asked
+    assert backends[DENSE].flushes == 4  # two tasks of three items in blocks of two
+
+
+def test_progress_counts_every_request_once():
+    seen = []
+    measure(progress=lambda label, requests: seen.append((label, requests)))
+    for label in ("dense", "nr 16"):
+        assert sum(requests for name, requests in seen if name == label) == PROTOCOL.requests(ITEMS) == 18
+
+
+@pytest.mark.parametrize("fail_after", [0, 5, 11, 17])
+def test_an_interrupted_run_goes_on_and_ends_in_the_same(tmp_path: Path, fail_after: int):
+    """Each block is asked once over both runs, but for the one that was interrupted."""
+    whole = measure(log_path=tmp_path / "whole.jsonl")
+    path = tmp_path / "units.jsonl"
+    first = FakeBackend(fail_after=fail_after)
+    with pytest.raises(BackendError, match="out of order"):
+        measure(backend=lambda: first, log_path=path)
+    done = path.read_bytes().count(b'"block"')
+    path.write_bytes(path.read_bytes() + b'{"block": {"arm": "den')  # a line cut short
+    seen = []
+    again = measure(log_path=path, progress=lambda label, requests: seen.append(requests))
+    assert again.as_dict() == whole.as_dict()
+    assert json.dumps(again.as_dict()) == json.dumps(whole.as_dict())
+    assert sum(seen) == 2 * PROTOCOL.requests(ITEMS)
+    assert path.read_bytes().count(b'"block"') == 8 > done
+    third = measure(backend=None, log_path=path)  # everything is there: no backend is started
+    assert third.as_dict() == whole.as_dict()
+
+
+CHANGES = {
+    "replays": {"protocol": dataclasses.replace(PROTOCOL, replays=3)},
+    "seed": {"protocol": dataclasses.replace(PROTOCOL, seed=1)},
+    "controls": {"protocol": dataclasses.replace(PROTOCOL, controls=Controls(1))},
+    "items_sha256": {"items": [*ITEMS[:-1], text_item("c", ("!",), task="y")]},
+    "arms": {"arms": (DENSE,)},
+    "model": {"model": "other"},
+    "model_sha256": {"run": {"model_sha256": "1"}},
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_setting_refuses_to_go_on(tmp_path: Path, name: str):
+    path = tmp_path / "units.jsonl"
+    measure(log_path=path)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=rf"units.jsonl cannot be resumed: {name} was .*take another output folder"):
+        measure(log_path=path, **CHANGES[name])
+    assert path.read_bytes() == before
+
+
+def test_a_changed_backend_refuses_to_go_on(tmp_path: Path):
+    path = tmp_path / "units.jsonl"
+    with pytest.raises(BackendError):
+        measure(backend=lambda: FakeBackend(fail_after=11), log_path=path)
+    with pytest.raises(ValueError, match="arm 'dense' cannot be resumed: name was 'fake' and is now 'another'"):
+        measure(backend=lambda: FakeBackend(name="another"), log_path=path)
+
+
+@pytest.mark.parametrize("text", ["nonsense\n", "[]\n", '{"other": 1}\n', '{"settings": {}}\nnonsense\n'])
+def test_another_file_is_not_taken_for_a_log(tmp_path: Path, text: str):
+    path = tmp_path / "units.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="not a file of finished blocks"):
+        UnitLog({}, path)
+    assert path.read_text() == text
+
+
+def test_a_result_survives_its_file(tmp_path: Path):
+    protocol = dataclasses.replace(PROTOCOL, controls=Controls(1000))
+    result = measure(protocol=protocol, arms=(DENSE, ArmSpec("random", 16, 1234)))
+    assert all(arm.failures for arm in result.arms)
+    path = tmp_path / "quality.json"
+    path.write_text(json.dumps(result.as_dict()))
+    assert read_result(path).as_dict() == result.as_dict()
+    path.write_text('{"format": "other"}')
+    with pytest.raises(ValueError, match=r"quality.json: not a result of dasc eval quality"):
+        read_result(path)
+
+
+def test_results_of_single_arms_come_together():
+    both = measure()
+    [merged] = merge([measure(arms=(DENSE,)), measure(arms=(NR,))])
+    assert merged.as_dict() == both.as_dict()
+    assert [r.model for r in merge([both, measure(model="other")])] == ["fake", "other"]
+
+
+def test_results_that_are_not_comparable_are_refused():
+    other = dataclasses.replace(PROTOCOL, replays=3)
+    with pytest.raises(ValueError, match="cannot be compared: replays is 2 in one and 3 in another"):
+        merge([measure(arms=(DENSE,)), measure(arms=(NR,), protocol=other)])
+    with pytest.raises(ValueError, match="hold the arm 'nr 16' twice"):
+        merge([measure(), measure(arms=(NR,))])
+
+
+@pytest.mark.parametrize("arms", [(), (NR, NR)])
+def test_no_arm_and_the_same_arm_twice_are_refused(arms: tuple[ArmSpec, ...]):
+    with pytest.raises(ValueError, match="at least one and none twice"):
+        measure(arms=arms)
+
+
+def test_fingerprints_change_with_what_they_are_of(tmp_path: Path):
+    assert items_sha256(ITEMS) == items_sha256(list(ITEMS)) != items_sha256(ITEMS[1:])
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "log.txt").write_text("of no matter")
+    first = folder_sha256(tmp_path)
+    (tmp_path / "log.txt").write_text("changed")
+    assert folder_sha256(tmp_path) == first
+    (tmp_path / "config.json").write_text("{ }")
+    assert folder_sha256(tmp_path) != first
