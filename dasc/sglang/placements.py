@@ -17,7 +17,7 @@ from dasc.layout import Layout
 from dasc.plan import SelectionPlan
 from dasc.sglang.permutation import HeadPermutation
 from dasc.sglang.pool import CompressedPool, native_state
-from dasc.sglang.refusing import refuse
+from dasc.sglang.refusing import stop
 
 LOAD_BATCH = 8
 """Checkpoints that one all-to-all of loads carries. SGLang loads those of a batch together and stores one by one."""
@@ -90,7 +90,6 @@ class BalancedPool(CompressedPool):
         """Compress the states in ``active_slots`` of SGLang's pool into ``ckpt_slots``, on all ranks."""
         native = native_state(mamba_pool)
         _or_stop(self.exchanges.stores.store, native, active_slots.view(-1), self.store, ckpt_slots.view(-1))
-        self.counters.stored["compressed"] += ckpt_slots.numel()
 
     def load_to_active(self, mamba_pool: Any, ckpt_slots: Tensor, active_slots: Tensor) -> None:
         """Restore ``ckpt_slots`` into ``active_slots``, on all ranks."""
@@ -103,7 +102,7 @@ def _or_stop(exchange: Callable[..., None], *arguments: Any) -> None:
     try:
         exchange(*arguments)
     except ExchangeError as error:
-        refuse(error)
+        stop(error)
 
 
 def permute_as_loaded(model: Any, permutation: HeadPermutation, started: Callable[[], bool]) -> None:
@@ -123,7 +122,7 @@ def permute_as_loaded(model: Any, permutation: HeadPermutation, started: Callabl
         except ValueError as error:
             if started():
                 raise
-            refuse(error)
+            stop(error)
 
     @functools.wraps(original)
     def load_weights(weights: Iterable[tuple[Any, ...]], *args: Any, **kwargs: Any) -> Any:

@@ -24,7 +24,7 @@ class CompressedPool:
         num_slots: usable slots.
         layout: of this rank.
         store: the slots.
-        counters: what was stored, loaded and dropped.
+        counters: what was loaded and dropped. Whether the tree takes what is stored is not known here.
 
     Args:
         layout: of this rank; its slot has room for every unit that it retains.
@@ -91,7 +91,6 @@ class CompressedPool:
     def store_from_active(self, mamba_pool: Any, active_slots: Tensor, ckpt_slots: Tensor) -> None:
         """Compress the states in ``active_slots`` of SGLang's pool into ``ckpt_slots``."""
         pack_slots(native_state(mamba_pool), active_slots.view(-1), self.store, ckpt_slots.view(-1), self.layout)
-        self.counters.stored["compressed"] += ckpt_slots.numel()
 
     def load_to_active(self, mamba_pool: Any, ckpt_slots: Tensor, active_slots: Tensor) -> None:
         """Restore ``ckpt_slots`` into ``active_slots``."""

@@ -26,7 +26,7 @@ from dasc.sglang.permutation import HeadPermutation
 from dasc.sglang.placements import BalancedPool, Exchanges, buffer_bytes, moves_units, permute_as_loaded
 from dasc.sglang.plans import load_plan, placement_mode, plan_summary
 from dasc.sglang.pool import CompressedPool
-from dasc.sglang.refusing import EXIT_STATUS, refuse
+from dasc.sglang.refusing import EXIT_STATUS, refuse, stop
 from dasc.sglang.served import ServedState
 from dasc.sglang.windows import Scratch
 from dasc.units import format_bytes
@@ -37,17 +37,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
+_GIVEN_WRONG = (ValueError, OSError, ExchangeError)
 
 
 def stopping(hook: Callable[P, T]) -> Callable[P, T]:
-    """Make a hook stop the server with one line, in place of a traceback, when it raises for what it was given."""
+    """Make a scheduler's hook stop the server with one line when it raises for what it was given."""
 
     @functools.wraps(hook)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return hook(*args, **kwargs)
-        except (ValueError, OSError, ExchangeError) as error:
-            refuse(error)
+        except _GIVEN_WRONG as error:
+            stop(error)
 
     return guarded
 
@@ -92,13 +93,15 @@ class Serving:
 
     def launch(self, original: Callable[..., Any], engine: type, server_args: Any, *args: Any, **kwargs: Any) -> Any:
         """Before SGLang starts its schedulers, and so before weights load: check all that can be checked."""
-        self._check(server_args)
+        try:
+            self._check(server_args)
+        except _GIVEN_WRONG as error:
+            refuse(error)
         launched = original(engine, server_args, *args, **kwargs)
         result = launched[0]
         result.wait_for_ready = functools.partial(_wait_for_ready, result.wait_for_ready)
         return launched
 
-    @stopping
     def _check(self, server_args: Any) -> None:
         targets.check_hooks(self.hooks)
         check_arguments(resolving_view(server_args), self.config.load_policy, self.config.mode)
@@ -228,22 +231,37 @@ class Serving:
         token_ids_len: int,
         is_finished: bool,
     ) -> int | None:
-        """A checkpoint that finds no slot, and none that could be evicted, is not cached. SGLang would assert."""
+        """Nothing is stored for a request that has no state at a place to cache: SGLang would store, and drop it.
+
+        Nor is a checkpoint that finds no slot, and none that could be evicted: SGLang would assert.
+        """
+        if _position(component, req, token_ids_len, is_finished) == 0:
+            return 0
         pool = component.int8_ckpt_pool
-        untracked = component.cache.enable_mamba_extra_buffer and req.kv.mamba_last_track_seqlen is None
-        if pool.available_size() == 0 and (is_finished or not untracked):
+        if pool.available_size() == 0:
             component.cache.evict(EvictParams(num_tokens=0, mamba_num=1))
             if pool.available_size() == 0:
                 self.counters.not_cached["no_room"] += 1
                 return 0
         return original(component, req, insert_params, token_ids_len, is_finished)
 
-    def clean_up(self, original: Callable[..., None], component: Any, *args: Any, **kwargs: Any) -> None:
-        """Slots that SGLang frees here held what the tree had already."""
+    def clean_up(
+        self,
+        original: Callable[..., None],
+        component: Any,
+        req: Any,
+        is_finished: bool,
+        insert_result: Any = None,
+        insert_params: Any = None,
+    ) -> None:
+        """A checkpoint is stored when the tree has taken it. Slots freed here held what was there already."""
         pool: CompressedPool = component.int8_ckpt_pool
+        made = insert_params is not None and insert_params.mamba_value is not None
+        if made and insert_result is not None and not insert_result.mamba_exist:
+            self.counters.stored["compressed"] += 1
         pool.being_dropped = True
         try:
-            original(component, *args, **kwargs)
+            original(component, req, is_finished, insert_result=insert_result, insert_params=insert_params)
         finally:
             pool.being_dropped = False
 
@@ -264,6 +282,16 @@ class Serving:
         if get_observability().enable_metrics:
             exporter = Exporter(self.counters, pool.occupancy, {"tp_rank": str(rank)})
         Reporter(lambda: summary(self.counters, pool), self.config.log_interval if rank == 0 else 0, exporter).start()
+
+
+def _position(component: Any, req: Any, token_ids_len: int, is_finished: bool) -> int:
+    """Tokens that the state has seen which SGLang is about to cache; 0 when there is none."""
+    if not component.cache.enable_mamba_extra_buffer:
+        return token_ids_len
+    if not is_finished:
+        return int(req.kv.mamba_last_track_seqlen or 0)
+    selected = component._select_finished_checkpoint(req, token_ids_len)
+    return 0 if selected is None else int(selected[0])
 
 
 def _row_bytes(configurator: Any) -> int:

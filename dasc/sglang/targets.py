@@ -70,6 +70,7 @@ TARGETS: Mapping[str, tuple[str, ...] | None] = {
     f"{_COMPONENT}.int8_ckpt_pool": None,
     f"{_RUNNER}._maybe_execute_deferred_mamba_cow_and_clear": ("self", "forward_batch"),
     # called
+    f"{_COMPONENT}._select_finished_checkpoint": ("self", "req", "token_ids_len"),
     _ALLOCATOR: ("size", "device"),
     f"{_ALLOCATOR}.alloc": ("self", "need_size"),
     f"{_ALLOCATOR}.free": ("self", "free_index"),
@@ -150,7 +151,6 @@ TWO_TIER_TARGETS: Mapping[str, tuple[str, ...] | None] = {
     f"{_ALLOCATOR}.alloc_group_begin": ("self", "num_reqs"),
     f"{_ALLOCATOR}.alloc_group_end": ("self",),
     # called
-    f"{_COMPONENT}._select_finished_checkpoint": ("self", "req", "token_ids_len"),
     f"{_CORE}._evict_component_and_detach_lru": (
         "self",
         "node",

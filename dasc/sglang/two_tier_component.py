@@ -86,10 +86,10 @@ class TwoTierComponent(MambaComponent):  # type: ignore[misc]
             req.kv.mamba_prev_track_seqlen = None
         if handle is None:
             return
+        adopted = is_finished or self.cache.enable_mamba_extra_buffer  # else it is a copy, where it belongs
         if insert_result is None or insert_result.mamba_exist:
-            self._pool.counters.not_cached["duplicate"] += 1
-            self._pool.free(handle)
-        elif is_finished or self.cache.enable_mamba_extra_buffer:  # else it is a copy, where it belongs
+            self._pool.withdraw(handle, copied=not adopted)
+        elif adopted:
             self._pool.compress(handle)
 
     def _free_slots_of(self, req: Any, handed_over: Any) -> None:

@@ -176,6 +176,18 @@ class TwoTierPool:
             if entry.tier is not Tier.ABSENT:
                 self.store.evict(entry, "tree")
 
+    def withdraw(self, handle: Tensor, *, copied: bool) -> None:
+        """Drop a checkpoint that the tree had already, and count it as that alone.
+
+        Args:
+            copied: by ``checkpoint``, which counts it as stored; one that was adopted is when it is compressed.
+        """
+        if copied:
+            self.counters.stored[self.entry(handle).tier.value] -= 1
+        self.free(handle)
+        self.counters.evictions["tree"] -= 1
+        self.counters.not_cached["duplicate"] += 1
+
     def available_size(self) -> int:
         """Handles that stand for nothing. The others are all in the tree: SGLang checks that."""
         return self.num_slots - len(self._entries)

@@ -4,6 +4,7 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -28,3 +29,13 @@ def _dasc_is_installed() -> None:
     """Without its entry point SGLang would not find the plugin, and each test would see plain SGLang."""
     points = importlib.metadata.entry_points(group="sglang.srt.plugins")
     assert "dasc" in points.names, "dasc is not installed beside SGLang: pip install --no-deps -e ."
+
+
+@pytest.fixture
+def unwinding(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What ends a scheduler at once is a ``SystemExit`` here."""
+    from sglang.srt.runtime_context import get_parallel
+
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with get_parallel().override(num_dp_ranks=1):
+        yield

@@ -38,6 +38,34 @@ def test_a_checkpoint_without_a_place_is_not_cached_and_the_request_ends_well(se
         driver.check()
 
 
+@pytest.mark.parametrize("setting", all_settings(["compressed-only"]), ids=str)
+def test_a_request_without_a_state_to_cache_takes_nobodys_place(setting: Setting) -> None:
+    """With the extra buffer, one that ends before the first place of the grid; with none, one that is aborted."""
+    with closing(Driver(setting, compressed_slots=2)) as driver:
+        prompts = [driver.new_tokens(1) for _ in range(2)]
+        for prompt in prompts:
+            driver.serve(prompt)
+        short = driver.start(driver.new_tokens(1)[: driver.grid // 2])
+        driver.finish(short) if driver.cfg.enable_mamba_extra_buffer else driver.abort(short)
+        driver.check()
+        assert [driver.matched([*prompt, 0]) for prompt in prompts] == [driver.grid] * 2
+        assert (driver.counters.stored.total(), driver.counters.evictions.total()) == (2, 0)
+
+
+@pytest.mark.parametrize("setting", all_settings(["compressed-only"]), ids=str)
+def test_what_is_stored_less_what_is_evicted_is_cached(setting: Setting) -> None:
+    with closing(Driver(setting, compressed_slots=3)) as driver:
+        prompt = driver.new_tokens(2)
+        for _ in range(4):
+            driver.serve(prompt)
+        counters, cached = driver.counters, driver.states_cached
+        assert (counters.stored, counters.evictions) == ({"compressed": cached}, {})
+        assert counters.not_cached["duplicate"] > 0
+        for _ in range(5):
+            driver.serve(driver.new_tokens(1))
+        assert counters.stored.total() - counters.evictions.total() == driver.states_cached == 3
+
+
 def test_a_hit_restores_the_state_of_exactly_its_tokens(driver: Driver) -> None:
     first, second = driver.new_tokens(2), driver.new_tokens(3)
     assert driver.serve(first) == 0

@@ -24,6 +24,7 @@ def gone(*arguments: Any, **options: Any) -> None:
     raise ExchangeError("the all-to-all failed on rank 0 of 2:\nconnection closed by peer")
 
 
+@pytest.mark.usefixtures("unwinding")
 @pytest.mark.parametrize("operation", ["store_from_active", "load_to_active"])
 def test_a_rank_that_is_gone_stops_the_server_with_one_line(operation: str, capsys: pytest.CaptureFixture[str]):
     """An ``Exception`` would be told as a traceback."""
@@ -70,6 +71,7 @@ def test_every_load_of_weights_is_permuted_and_otherwise_as_it_was():
     ]
 
 
+@pytest.mark.usefixtures("unwinding")
 def test_a_weight_that_cannot_be_permuted_stops_the_start_but_only_fails_a_later_update(
     capsys: pytest.CaptureFixture[str],
 ):

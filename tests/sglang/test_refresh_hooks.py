@@ -52,6 +52,7 @@ def test_scratch_is_taken_from_the_tokens_that_requests_get() -> None:
     assert refresh().token_limit(lambda configurator, capacity: capacity, None, 100) == 84
 
 
+@pytest.mark.usefixtures("unwinding")
 def test_too_little_kv_stops_the_server_with_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         refresh().token_limit(lambda configurator, capacity: capacity, None, 16)

@@ -68,6 +68,19 @@ def test_insertion_is_compressed_first_and_spills_when_the_pool_is_full(driver: 
         assert driver.serve(prompt + driver.new_tokens(1)) == driver.grid
 
 
+def test_what_is_stored_less_what_is_evicted_is_cached(driver: TwoTierDriver) -> None:
+    prompt = driver.new_tokens(2)
+    for _ in range(4):
+        driver.serve(prompt)
+    counters = driver.counters
+    assert counters.not_cached["duplicate"] > 0
+    assert (counters.stored.total(), counters.evictions.total()) == (driver.states_cached, 0)
+    fill(driver, 12)
+    driver.evict(2)
+    assert counters.evictions["tree"] == 2
+    assert counters.stored.total() - counters.evictions.total() == driver.states_cached
+
+
 def test_a_hit_restores_the_state_of_exactly_its_tokens(driver: TwoTierDriver) -> None:
     first, second = driver.new_tokens(2), driver.new_tokens(3)
     assert driver.serve(first) == 0
@@ -211,6 +224,7 @@ def test_a_hit_waits_for_a_slot_that_is_not_its_own_state(setting: Setting, made
     assert admit(admitted.req) is AddReqResult.CONTINUE
 
 
+@pytest.mark.usefixtures("unwinding")
 def test_a_watermark_above_the_native_pool_stops_the_server(capsys: pytest.CaptureFixture[str]) -> None:
     serving = Serving(Config(plan="unread", mode="two-tier", watermark=13))
     slots = SimpleNamespace(mamba_pool=SimpleNamespace(size=12))
