@@ -4,6 +4,15 @@
 """
 
 from dasc.contract import ConvOutput, DecayGate, DenseState, PackedState, RefreshMerge
+from dasc.reference.bit_allocation import (
+    allocate_bits,
+    decayed_tokens,
+    expected_magnitudes,
+    modelled_cost,
+    relative_errors,
+    unit_importance,
+)
+from dasc.reference.bits import BITS, PackedBits, allocation_bytes, pack_bits, unit_bytes, unpack_bits
 from dasc.reference.chunk import chunk_gdn, chunk_kda
 from dasc.reference.conv import causal_conv1d
 from dasc.reference.gates import beta_gate, safe_gate, softplus_gate
@@ -55,6 +64,7 @@ from dasc.reference.statistics import (
 )
 
 __all__ = [
+    "BITS",
     "RANDOM_MASK_SEEDS",
     "AttentionLayer",
     "Calibration",
@@ -63,12 +73,15 @@ __all__ = [
     "DenseState",
     "LayerFractions",
     "MedianIQR",
+    "PackedBits",
     "PackedState",
     "PairCounts",
     "Quantized",
     "RecurrentLayer",
     "RecurrentState",
     "RefreshMerge",
+    "allocate_bits",
+    "allocation_bytes",
     "assign_bundles",
     "assign_bundles_literal",
     "balance_storage",
@@ -78,21 +91,25 @@ __all__ = [
     "causal_conv1d",
     "chunk_gdn",
     "chunk_kda",
+    "decayed_tokens",
     "decode_gdn",
     "decode_kda",
     "dequantize",
     "empirical_horizons",
+    "expected_magnitudes",
     "head_order",
     "inverse_order",
     "key_head_order",
     "layer_fractions",
     "median_iqr",
     "mixed_pairs",
+    "modelled_cost",
     "next_pow2",
     "omission_bound",
     "omission_estimate",
     "one_step_decay",
     "pack",
+    "pack_bits",
     "pack_slots",
     "permute_heads",
     "place",
@@ -102,6 +119,7 @@ __all__ = [
     "random_mask",
     "recurrent_gdn",
     "recurrent_kda",
+    "relative_errors",
     "remaining_share",
     "replay_window",
     "retained_fractions",
@@ -114,8 +132,11 @@ __all__ = [
     "static_gate",
     "static_horizons",
     "suffix_refresh",
+    "unit_bytes",
+    "unit_importance",
     "unit_windows",
     "unpack",
+    "unpack_bits",
     "unpack_slots",
     "within_layer_spearman",
 ]

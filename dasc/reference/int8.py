@@ -14,7 +14,7 @@ class Quantized(NamedTuple):
     """``values ~= q * scales``, scales broadcast over the value axis.
 
     Attributes:
-        q: int8, the shape of the values, within ``[-127, 127]``.
+        q: int8, the shape of the values, within ``[-qmax, qmax]``.
         scales: the dtype of the values and their shape without the value axis.
     """
 
@@ -22,7 +22,7 @@ class Quantized(NamedTuple):
     scales: Tensor
 
 
-def quantize(values: Tensor, v_dim: int, *, broken: Literal["raise", "nan"] = "raise") -> Quantized:
+def quantize(values: Tensor, v_dim: int, *, broken: Literal["raise", "nan"] = "raise", qmax: int = QMAX) -> Quantized:
     """Quantise with one scale for each ``(layer, head, k)``, shared over ``V`` (eq. 8).
 
     ``s = max(max_v |S|, 1e-8) / 127`` and ``q = clip(round(S / s), -127, 127)`` in FP32, halves rounded to even. The
@@ -34,6 +34,7 @@ def quantize(values: Tensor, v_dim: int, *, broken: Literal["raise", "nan"] = "r
         v_dim: its ``V`` axis: ``-2`` for ``[..., V, K]``, ``-1`` for packed KDA channels ``[..., V]``.
         broken: what becomes of values that share a scale with NaN or infinity: an error, or ``q = 0`` and a scale of
             NaN, so that they load as NaN.
+        qmax: the largest code, in place of 127; 7 for codes of four bits.
 
     Raises:
         ValueError: for values of another dtype, or NaN or infinity unless ``broken`` is ``"nan"``: no scale stores
@@ -46,8 +47,8 @@ def quantize(values: Tensor, v_dim: int, *, broken: Literal["raise", "nan"] = "r
     if broken == "raise" and not finite.all():
         raise ValueError("values must be finite in float32 to be stored as INT8, got NaN or infinity")
     absmax = state.abs().amax(dim=v_dim, keepdim=True)
-    scales = torch.where(finite, absmax.clamp(min=MIN_ABSMAX) / QMAX, torch.nan)
-    q = torch.where(finite, torch.round(state / scales).clamp(-QMAX, QMAX), 0)
+    scales = torch.where(finite, absmax.clamp(min=MIN_ABSMAX) / qmax, torch.nan)
+    q = torch.where(finite, torch.round(state / scales).clamp(-qmax, qmax), 0)
     return Quantized(q.to(torch.int8), scales.squeeze(v_dim).to(values.dtype))
 
 

@@ -17,20 +17,20 @@ from dasc.layout import Layout, RaggedLayout
 from dasc.reference.int8 import dequantize, quantize
 
 
-def _v_dim(geometry: StateGeometry) -> int:
+def value_axis(geometry: StateGeometry) -> int:
     """The ``V`` axis of packed units, from the end."""
     return -2 if geometry.kind == "gdn" else -1
 
 
-def _to_units(state: Tensor, geometry: StateGeometry) -> Tensor:
+def to_units(state: Tensor, geometry: StateGeometry) -> Tensor:
     """``[L, N, HV, V, K]`` -> all units ``[N, L * U, *unit_shape]``, numbered as ``Layout.unit_index``."""
     if geometry.kind == "gdn":
         return rearrange(state, "l n h v k -> n (l h) v k")
     return rearrange(state, "l n h v k -> n (l h k) v")
 
 
-def _from_units(units: Tensor, geometry: StateGeometry) -> Tensor:
-    """The inverse of :func:`_to_units`."""
+def from_units(units: Tensor, geometry: StateGeometry) -> Tensor:
+    """The inverse of :func:`to_units`."""
     L, HV, _, K = geometry.state_shape
     if geometry.kind == "gdn":
         return rearrange(units, "n (l h) v k -> l n h v k", l=L, h=HV)
@@ -74,10 +74,10 @@ def pack(state: Tensor, conv: Tensor, layout: Layout) -> PackedState:
 
 
 def _pack(state: Tensor, conv: Tensor, layout: Layout, broken: Literal["raise", "nan"]) -> PackedState:
-    retained = _to_units(state, layout.geometry)[:, layout.unit_index]
+    retained = to_units(state, layout.geometry)[:, layout.unit_index]
     if not layout.dtypes.int8:
         return PackedState(_to_slots(retained, layout), conv.clone(), None)
-    q, scales = quantize(retained, _v_dim(layout.geometry), broken=broken)
+    q, scales = quantize(retained, value_axis(layout.geometry), broken=broken)
     return PackedState(_to_slots(q, layout), conv.clone(), _to_slots(scales, layout))
 
 
@@ -97,13 +97,13 @@ def unpack(packed: PackedState, layout: Layout, base: Tensor | None = None) -> D
     geometry = layout.geometry
     retained = _from_slots(packed.temporal, layout)
     if packed.scales is not None:
-        retained = dequantize(retained, _from_slots(packed.scales, layout), _v_dim(geometry))
+        retained = dequantize(retained, _from_slots(packed.scales, layout), value_axis(geometry))
     if base is None:
         L, *state_shape = geometry.state_shape
         base = retained.new_zeros(L, N, *state_shape)
-    units = _to_units(base, geometry).clone()
+    units = to_units(base, geometry).clone()
     units[:, layout.unit_index] = retained
-    return DenseState(_from_units(units, geometry).contiguous(), packed.conv.clone())
+    return DenseState(from_units(units, geometry).contiguous(), packed.conv.clone())
 
 
 def pack_slots(
