@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import click
 
+from dasc.cli.evaluate.compare import compare
+from dasc.cli.evaluate.interventions import interventions
+from dasc.cli.evaluate.items import items
+from dasc.cli.evaluate.quality import quality
+
 
 @click.group(name="eval")
 def evaluate() -> None:
     """Measure what compressed checkpoints cost in quality."""
+
+
+evaluate.add_command(items)
+evaluate.add_command(interventions)
+evaluate.add_command(quality)
+evaluate.add_command(compare)
