@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import click
 
-from dasc.cli.evaluate.compare import compare
-from dasc.cli.evaluate.interventions import interventions
 from dasc.cli.evaluate.items import items
-from dasc.cli.evaluate.quality import quality
 
 
 @click.group(name="eval")
@@ -16,6 +13,3 @@ def evaluate() -> None:
 
 
 evaluate.add_command(items)
-evaluate.add_command(interventions)
-evaluate.add_command(quality)
-evaluate.add_command(compare)
