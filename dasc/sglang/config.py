@@ -69,6 +69,11 @@ class Config:
     watermark: int = 0
     log_interval: float = 60.0
 
+    def decisive(self) -> dict[str, str]:
+        """Settings by which ranks decide what to store and evict, beside the plan: all must have the same."""
+        names = ("load_policy", "mode", "pool", "spill", "watermark")
+        return {_PREFIX + name.upper(): str(getattr(self, name)) for name in names}
+
 
 _TWO_TIER_ONLY = ("spill", "watermark")
 

@@ -134,7 +134,7 @@ class Serving:
         check_arguments(arguments, self.config.load_policy, self.config.mode)
         plan, served = self._read_plan(runner.server_args, mambaish_config(runner.model_config).mamba2_cache_params)
         if served.ranks > 1:
-            agree_on(plan_summary(plan, served.ranks), parallel.attn_tp_group.cpu_group)
+            agree_on(self.config.decisive() | plan_summary(plan, served.ranks), parallel.attn_tp_group.cpu_group)
         if moves_units(plan, served.ranks):
             self._exchanges = Exchanges.over(plan, parallel.attn_tp_group, runner.device, parallel.dist_timeout)
         if placement_mode(plan, served.ranks) == "hybrid":
@@ -278,9 +278,10 @@ class Serving:
 
     def report(self, pool: CompressedPool | TwoTierPool) -> None:
         """Begin to export metrics and to log summaries."""
-        rank, exporter = get_parallel().tp_rank, None
+        rank, replica, exporter = get_parallel().tp_rank, get_parallel().dp_rank, None
         if get_observability().enable_metrics:
-            exporter = Exporter(self.counters, pool.occupancy, {"tp_rank": str(rank)})
+            labels = {"tp_rank": str(rank)} | ({} if replica is None else {"dp_rank": str(replica)})
+            exporter = Exporter(self.counters, pool.occupancy, labels)
         Reporter(lambda: summary(self.counters, pool), self.config.log_interval if rank == 0 else 0, exporter).start()
 
 

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -172,3 +173,12 @@ def test_every_placement_mode_is_a_value():
     for mode in PLACEMENT_MODES:
         with pytest.raises(ValueError, match=r"^(?!DASC_PLACEMENT must be)"):
             read_config({**ON, "DASC_PLACEMENT": mode, "DASC_W_MAX": "0"})
+
+
+def test_ranks_compare_every_setting_but_the_plans_and_the_logs():
+    """A rank with a pool of another size, say, would evict other checkpoints."""
+    plan = {"plan", "w_max", "placement", "layout", "int8"}
+    left = {f"DASC_{field.name.upper()}" for field in dataclasses.fields(Config) if field.name not in plan}
+    assert set(Config("auto").decisive()) == left - {"DASC_LOG_INTERVAL"}
+    assert Config("auto", pool=PoolSize(slots=3)).decisive()["DASC_POOL"] == "3 slots"
+    assert Config("auto").decisive() == Config("other.plan", w_max=8, log_interval=1.0).decisive()
