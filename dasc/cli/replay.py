@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dasc.models.hybrid import WindowKV
 
 DEFAULT_COUNT = 24
-ARM_NAMES = "dense,nr,wr,padded,int8,random,compressed-only,off"
+ARM_NAMES = "dense,nr,wr,auto,padded,int8,random,compressed-only,off"
 RANDOM_WEIGHTS = (
     "The model's weights are random: hit rates, capacity and times mean something, but how often outputs agree says "
     "little about a trained model."
@@ -66,7 +66,14 @@ _positive = click.IntRange(min=1)
     type=click.Choice(["replayed", "cached"]),
     default="replayed",
     show_default=True,
-    help="What replayed tokens of wr attend to in their window: K/V of their own, or the cache's.",
+    help="What replayed tokens of wr and auto attend to in their window: K/V of their own, or the cache's.",
+)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.1,
+    show_default=True,
+    help="Of auto: share of what was omitted that may be left, by the horizons, when the answer begins.",
 )
 @click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--turns", type=_positive, default=4, show_default=True, help="First turns of each conversation.")
@@ -141,6 +148,7 @@ def _run(
     seeds: int,
     layout: LayoutKind,
     window_kv: WindowKV,
+    tolerance: float,
     temperature: float,
     turns: int,
     count: int | None,
@@ -166,7 +174,8 @@ def _run(
         count = count or DEFAULT_COUNT
     chats = _conversations(path, count, shrink, limits, folder, served.model.config.vocab_size)
     protocol = Protocol(arms, w_max or (DEFAULT_W_MAX[served.checkpoint.family.name],), concurrency, seeds, temperature)
-    serving = Serving(memory, kv_tokens or default_kv_tokens(chats), server_limit, prefill_tokens, layout, window_kv)
+    kv_tokens = kv_tokens or default_kv_tokens(chats)
+    serving = Serving(memory, kv_tokens, server_limit, prefill_tokens, layout, window_kv, tolerance)
     requests = sum(map(len, chats))
     with _progress(requests * seeds * len(protocol.runs)) as progress:
         reports = replay(chats, protocol, served, serving, progress)

@@ -154,6 +154,7 @@ class ArmReport:
             "compression": self.prepared.compression,
             "checkpoint_bytes": None if layout is None else layout.slot_bytes,
             "replay_tokens": self.prepared.replay_tokens,
+            "refresh_below_tokens": self.prepared.refresh_below_tokens,
             "mean": self.mean,
             "seeds": [dataclasses.asdict(seed) for seed in self.seeds],
         }

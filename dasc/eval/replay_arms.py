@@ -19,10 +19,12 @@ from dasc.geometry import DtypePolicy
 from dasc.layout import Layout, LayoutKind
 from dasc.models.hybrid import HybridModel, WindowKV
 from dasc.planner import build_plan
-from dasc.reference import RANDOM_MASK_SEEDS, random_mask, replay_window, static_horizons, unit_windows
+from dasc.reference import RANDOM_MASK_SEEDS, random_mask, replay_window, settle_tokens, static_horizons, unit_windows
 
 MIN_JUNCTION_TOKENS = 8
 """A shared start shorter than this, such as a role's header, is not worth a checkpoint."""
+
+DEFAULT_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Arm:
         int8: retained units as INT8.
         random: units chosen at random, as many of each layer.
         refresh: replay the window on a compressed hit (WR instead of NR).
+        auto: but not on a hit that settles by itself before its answer begins.
         spill: keep dense checkpoints too.
         cached: without, nothing is stored or looked up.
     """
@@ -46,6 +49,7 @@ class Arm:
     int8: bool = False
     random: bool = False
     refresh: bool = False
+    auto: bool = False
     spill: bool = True
     cached: bool = True
 
@@ -54,13 +58,14 @@ ARMS = {
     "dense": Arm(compressed=False),
     "nr": Arm(),
     "wr": Arm(refresh=True),
+    "auto": Arm(refresh=True, auto=True),
     "padded": Arm(padded=True),
     "int8": Arm(int8=True),
     "random": Arm(random=True),
     "compressed-only": Arm(spill=False),
     "off": Arm(compressed=False, cached=False),
 }
-"""By name. All loads are by NR but those of ``wr``."""
+"""By name. All loads are by NR but those of ``wr`` and some of ``auto``."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,8 @@ class Serving:
         prefill_tokens: most prompt tokens of a step.
         layout: of compressed checkpoints, but for ``padded``.
         window_kv: what replay tokens attend to.
+        tolerance: of ``auto``: share of an omission that may be left when the answer begins
+            (:func:`~dasc.reference.settle_tokens`).
     """
 
     memory_bytes: int
@@ -82,6 +89,7 @@ class Serving:
     prefill_tokens: int
     layout: LayoutKind = "ragged"
     window_kv: WindowKV = "replayed"
+    tolerance: float = DEFAULT_TOLERANCE
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +101,7 @@ class PreparedArm:
         arm: what it is.
         layout: of a compressed checkpoint; ``None`` without a compressed pool.
         replay_tokens: the longest window that a compressed hit replays (eq. 7); 0 for NR.
+        refresh_below_tokens: hits with at least so many new prompt tokens replay nothing; ``None`` but for ``auto``.
         split: how the budget is divided.
         compression: dense bytes of a checkpoint over those of a compressed one.
     """
@@ -101,6 +110,7 @@ class PreparedArm:
     arm: Arm
     layout: Layout | None
     replay_tokens: int
+    refresh_below_tokens: int | None
     split: MemorySplit
     compression: float
 
@@ -116,8 +126,8 @@ def state_dtypes(model: HybridModel, *, int8: bool = False) -> DtypePolicy:
 def prepare_arm(name: str, w_max: int, served: ServedModel, serving: Serving, *, seed: int = 0) -> PreparedArm:
     """Plan an arm and divide its memory.
 
-    Charged besides the pools: buffers of one pack and one load under way, and for ``wr`` the scratch state of a layer
-    for every request that may be refreshed in one forward.
+    Charged besides the pools: buffers of one pack and one load under way, and for ``wr`` and ``auto`` the scratch
+    state of a layer for every request that may be refreshed in one forward.
 
     Args:
         name: of :data:`ARMS`.
@@ -134,11 +144,14 @@ def prepare_arm(name: str, w_max: int, served: ServedModel, serving: Serving, *,
     arm, geometry = ARMS[name], served.model.config.geometry
     dtypes = state_dtypes(served.model, int8=arm.int8)
     dense_bytes = geometry.dense_bytes(dtypes)
-    layout, replay_tokens = None, 0
+    layout, replay_tokens, refresh_below = None, 0, None
     try:
         if arm.compressed:
             mask_seed = RANDOM_MASK_SEEDS[seed % len(RANDOM_MASK_SEEDS)]
             layout, replay_tokens = plan_arm(arm, w_max, served, dtypes, layout=serving.layout, mask_seed=mask_seed)
+            if arm.auto:
+                horizons = static_horizons(served.checkpoint.gate, served.checkpoint.family.default_gate_input)
+                refresh_below = settle_tokens(horizons, layout.mask, serving.tolerance)
             scratch = scratch_bytes(geometry, dtypes, serving.server_limit) if replay_tokens else 0
             split = split_budget(
                 serving.memory_bytes,
@@ -152,7 +165,7 @@ def prepare_arm(name: str, w_max: int, served: ServedModel, serving: Serving, *,
     except ValueError as error:
         raise ValueError(f"arm {name}: {error}") from error
     compression = 1.0 if layout is None else checkpoint_compression(geometry, [layout])
-    return PreparedArm(name, arm, layout, replay_tokens, split, compression)
+    return PreparedArm(name, arm, layout, replay_tokens, refresh_below, split, compression)
 
 
 def plan_arm(
@@ -227,6 +240,7 @@ def _allocate(prepared: PreparedArm, served: ServedModel, serving: Serving) -> E
         native_slot_bytes=storage.native_slot_bytes,
         compressed_slot_bytes=max(storage.compressed_slot_bytes, 1),
         refresh_window_tokens=prepared.replay_tokens,
+        refresh_below_tokens=prepared.refresh_below_tokens,
     )
     return Engine(
         model,

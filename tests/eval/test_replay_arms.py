@@ -7,6 +7,7 @@ import torch
 
 from dasc.eval.replay_arms import ARMS, build_engine, prepare_arm, state_dtypes
 from dasc.layout import PaddedLayout, RaggedLayout
+from dasc.reference import remaining_share, static_horizons
 from tests.eval.replay_runs import dense_slot_bytes, tiny_served, tiny_serving
 
 
@@ -37,7 +38,7 @@ def test_arms_differ_in_what_they_are_called_for():
     assert slots["int8"] > slots["nr"] == slots["random"] == slots["compressed-only"] > slots["padded"]
     assert slots["nr"] >= slots["wr"]
     assert slots["dense"] == slots["off"] == 0
-    assert [name for name, arm in arms.items() if arm.replay_tokens] == ["wr"]
+    assert [name for name, arm in arms.items() if arm.replay_tokens] == ["wr", "auto"]
     assert arms["wr"].replay_tokens == 16
     assert arms["wr"].split.tmp_bytes - arms["nr"].split.tmp_bytes == 2 * 16 * 16 * 4 * 2  # two requests, one layer
     assert isinstance(arms["nr"].layout, RaggedLayout)
@@ -47,6 +48,26 @@ def test_arms_differ_in_what_they_are_called_for():
     engine = build_engine(arms["compressed-only"], served, serving)
     assert engine.cache.config.dense_limit == 0
     engine.close()
+
+
+def test_auto_replays_what_wr_does_unless_the_prompt_is_long():
+    """In the engine, too. The threshold falls with the tolerance, and is that of the weights."""
+    served = tiny_served()
+    wr = prepare_arm("wr", 16, served, tiny_serving(served))
+    thresholds = []
+    for tolerance in (0.5, 0.1, 1e-3):
+        serving = tiny_serving(served, tolerance=tolerance)
+        auto = prepare_arm("auto", 16, served, serving)
+        assert (auto.replay_tokens, auto.split) == (wr.replay_tokens, wr.split)
+        thresholds.append(auto.refresh_below_tokens)
+        horizons = static_horizons(served.checkpoint.gate, served.checkpoint.family.default_gate_input)
+        assert remaining_share(horizons, auto.layout.mask, thresholds[-1]) <= tolerance
+        engine = build_engine(auto, served, serving)
+        engine.close()
+        assert engine.cache.config.refresh_window(30, 30 + thresholds[-1]) == 0
+        assert engine.cache.config.refresh_window(30, 29 + thresholds[-1]) == 16
+    assert 0 < thresholds[0] < thresholds[1] < thresholds[2] <= 16
+    assert wr.refresh_below_tokens is None
 
 
 def test_a_cutoff_below_every_horizon_leaves_nothing_to_refresh():
