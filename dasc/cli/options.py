@@ -44,3 +44,15 @@ class IntList(click.ParamType):  # type: ignore[type-arg]
         if not self.minimum <= min(numbers) <= max(numbers) <= MAX_TOKENS:
             self.fail(f"expected numbers from {self.minimum} to {MAX_TOKENS}, got {value!r}", param, ctx)
         return numbers
+
+
+class NameList(click.ParamType):  # type: ignore[type-arg]
+    """Names with commas between them; repeats are dropped. Which names there are is for the library to say."""
+
+    name = "names"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """Parse to a tuple in the order given."""
+        if isinstance(value, tuple):
+            return value
+        return tuple(dict.fromkeys(part.strip() for part in str(value).split(",")))

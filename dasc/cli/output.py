@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,3 +38,15 @@ def output_folder(folder: Path | None) -> Iterator[None]:
             with suppress(OSError):
                 folder.rmdir()
         raise
+
+
+@contextmanager
+def progress_bar(total: int) -> Iterator[Callable[[str], None]]:
+    """A bar on standard error; what it gives is called with a label for each of ``total`` steps done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda label: bar.update(task, description=label, advance=1)

@@ -3,8 +3,7 @@ from __future__ import annotations
 import importlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dasc.cli.options import ByteSize, IntList
-from dasc.cli.output import output_folder, table_console
+from dasc.cli.output import output_folder, progress_bar, table_console
 from dasc.units import format_bytes
 
 if TYPE_CHECKING:
@@ -177,7 +176,7 @@ def _run(
     kv_tokens = kv_tokens or default_kv_tokens(chats)
     serving = Serving(memory, kv_tokens, server_limit, prefill_tokens, layout, window_kv, tolerance)
     requests = sum(map(len, chats))
-    with _progress(requests * seeds * len(protocol.runs)) as progress:
+    with progress_bar(requests * seeds * len(protocol.runs)) as progress:
         reports = replay(chats, protocol, served, serving, progress)
     source = {"source": "made up", "shrink": shrink} if path is None else {"source": str(path)}
     settings = {
@@ -207,18 +206,6 @@ def _conversations(
         return read_conversations(path, tokens, limits, vocab_size, count)
     chats = generate_conversations(count or DEFAULT_COUNT, turns=limits.turns, scale=1 / shrink)
     return [conversation_turns(chat, tokens, limits, vocab_size) for chat in chats]
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on standard error, a step for each request answered."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda label: bar.update(task, description=label, advance=1)
 
 
 def _print_reports(reports: Sequence[ArmReport], title: str, console: Console) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from dasc.cli.evaluate.interventions import interventions
 from dasc.cli.evaluate.items import items
 
 
@@ -13,3 +14,4 @@ def evaluate() -> None:
 
 
 evaluate.add_command(items)
+evaluate.add_command(interventions)
