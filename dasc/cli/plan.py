@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from dasc.models import Checkpoint
     from dasc.planner import ModelSummary, RankSummary
 
+STATE_DTYPES = ("float32", "bfloat16", "float16")
+
 
 @click.command()
 @click.argument("model")
@@ -29,6 +31,20 @@ if TYPE_CHECKING:
 )
 @click.option("--layout", type=click.Choice(["ragged", "padded"]), default="ragged", show_default=True)
 @click.option("--int8", is_flag=True, help="Store the kept units as INT8.")
+@click.option(
+    "--state-dtype",
+    type=click.Choice(STATE_DTYPES),
+    default="float32",
+    show_default=True,
+    help="Of the server's state.",
+)
+@click.option(
+    "--conv-dtype",
+    type=click.Choice(STATE_DTYPES),
+    default="bfloat16",
+    show_default=True,
+    help="Of the server's convolution rows.",
+)
 @click.option(
     "--placement",
     type=click.Choice(["off", "storage", "hybrid"]),
@@ -48,6 +64,8 @@ def plan(
     budget: int,
     layout: str,
     int8: bool,
+    state_dtype: str,
+    conv_dtype: str,
     placement: str,
     output: Path | None,
     revision: str | None,
@@ -60,6 +78,8 @@ def plan(
     """
     if output is not None and len(w_max) != 1:
         raise click.UsageError(f"-o writes one plan and needs one --w-max, got {','.join(map(str, w_max))}")
+    import torch
+
     from dasc.geometry import DtypePolicy
     from dasc.planner import build_plan, summarise
 
@@ -70,7 +90,7 @@ def plan(
         "epsilon": epsilon,
         "ranks": ranks,
         "layout": layout,
-        "dtypes": DtypePolicy(int8=int8),
+        "dtypes": DtypePolicy(getattr(torch, state_dtype), getattr(torch, conv_dtype), int8=int8),
     }
     summary = summarise(checkpoint, w_max, budget_bytes=budget, **settings)
     if output is not None:

@@ -11,10 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 from dasc.cli.main import app
 from dasc.cli.options import ByteSize
+from dasc.geometry import DtypePolicy
 from dasc.models import CheckpointError, read_checkpoint
 from dasc.models.synthetic import GEOMETRIES, example_gate, published_kimi_linear, write_checkpoint
 from dasc.plan import SelectionPlan
@@ -106,6 +108,29 @@ def test_a_written_plan_loads_and_shows_what_was_planned(kimi: Path, tmp_path: P
     assert text.exit_code == 0
     assert "TP 2: storage" in text.output
     plan.check_weights(read_checkpoint(kimi).gate.fingerprint())
+
+
+def test_a_plan_is_written_for_the_dtypes_of_the_server(kimi: Path, tmp_path: Path):
+    file = tmp_path / "bf16.plan"
+    args = (
+        "plan",
+        kimi,
+        "--w-max",
+        "16",
+        "--tp",
+        "1",
+        "--state-dtype",
+        "bfloat16",
+        "--conv-dtype",
+        "float32",
+        "-o",
+        file,
+    )
+    summary = json.loads(run(*args, "--json").stdout)
+    assert (summary["temporal_dtype"], summary["conv_dtype"]) == ("bfloat16", "float32")
+    dtypes = SelectionPlan.load(file).dtypes
+    assert dtypes == DtypePolicy(torch.bfloat16, torch.float32)
+    assert summary["dense_bytes"] == SelectionPlan.load(file).geometry.dense_bytes(dtypes)
 
 
 def test_a_plan_is_refused_for_other_weights_and_other_models(kimi: Path, qwen: Path, tmp_path: Path):

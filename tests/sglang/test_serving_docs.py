@@ -57,7 +57,15 @@ def test_every_flag_of_sglang_that_the_page_names_exists():
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
     known = {flag for action in parser._actions for flag in action.option_strings}
-    ours = {"--tp", "--w-max", "--placement", "--check", "--out"}  # of dasc plan and benchmarks
+    ours = {
+        "--tp",
+        "--w-max",
+        "--placement",
+        "--state-dtype",
+        "--conv-dtype",
+        "--check",
+        "--out",
+    }  # of dasc plan and benchmarks
     bench = {word for command in commands("sglang.benchmark.serving") for word in command if word.startswith("--")}
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", TEXT)) - ours - bench
     assert named - known == set()
