@@ -1,0 +1,261 @@
+"""Decay of omissions over tasks: from settings to a report."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dasc.eval.decay.follow import follow
+from dasc.eval.decay.suffixes import ask_after, losses_by_example
+from dasc.eval.quality.evaluate import folder_sha256, versions
+from dasc.eval.quality.statistics import paired
+from dasc.eval.states import Arm, Prefixes, refresh, retain
+from dasc.eval.states.bundled import check_tasks, load_task_model
+from dasc.eval.unit_file import UnitFile
+from dasc.models import read_checkpoint
+from dasc.models.hybrid import HybridModel
+from dasc.models.tasks import TASKS, Example
+from dasc.models.train.evaluate import examples
+from dasc.planner import build_plan
+from dasc.reference import remaining_share, replay_window, settle_tokens, static_horizons
+
+FOLLOWED = ("nr", "wr", "int8")
+
+
+@dataclass(frozen=True)
+class DecaySettings:
+    """What is measured.
+
+    Attributes:
+        w_max: cutoff in tokens.
+        tasks: names of :data:`~dasc.models.tasks.TASKS`.
+        length: tokens of an example with all its questions.
+        count: examples of each task.
+        seed: of the examples.
+        ticks: tokens since the hit at which states are compared, from 0, ascending.
+        suffixes: new tokens before a question, each once.
+        questions: of an example, at most.
+        tolerances: shares of an omission that may be left for a hit to have settled, within ``(0, 1]``.
+    """
+
+    w_max: int
+    tasks: tuple[str, ...] = tuple(TASKS)
+    length: int = 512
+    count: int = 16
+    seed: int = 0
+    ticks: tuple[int, ...] = (0, 1, 2, 4, 8, 16, 32, 64, 128)
+    suffixes: tuple[int, ...] = (0, 4, 8, 16, 32, 64, 128)
+    questions: int = 4
+    tolerances: tuple[float, ...] = (0.5, 0.2, 0.1, 0.03, 0.01)
+
+    def __post_init__(self) -> None:
+        check_tasks(self.tasks, self.length)
+        if self.count < 1 or self.questions < 1:
+            raise ValueError(f"count and questions must be >= 1, got {self.count} and {self.questions}")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """When to refresh, and what that came to, over all suffixes, tasks and questions.
+
+    Attributes:
+        name: ``nr`` (never), ``below N``, ``wr`` (always) or ``rest``.
+        refresh_below: hits with fewer new prompt tokens are refreshed; ``None`` for ``rest``.
+        replayed_tokens: mean of a hit.
+        accuracy_loss: mean, with its 95 % interval over examples.
+        log_prob_loss: of right answers in nats, likewise.
+        by_suffix: accuracy loss, log-probability loss and replayed tokens, means, for each suffix in order.
+    """
+
+    name: str
+    refresh_below: int | None
+    replayed_tokens: float
+    accuracy_loss: tuple[float, float, float]
+    log_prob_loss: tuple[float, float, float]
+    by_suffix: tuple[tuple[float, float, float], ...]
+
+
+@dataclass(frozen=True)
+class Settling:
+    """When at most a share of an omission is left.
+
+    Attributes:
+        tolerance: the share.
+        by_weights: tokens, by :func:`dasc.reference.settle_tokens`.
+        measured: the first tick at which NR's error of the states is at most this share of what it was at the hit;
+            ``None`` if there is none.
+    """
+
+    tolerance: float
+    by_weights: int
+    measured: int | None
+
+
+@dataclass(frozen=True)
+class DecayReport:
+    """What was measured.
+
+    Attributes:
+        settings: and everything else that the figures depend on.
+        window_tokens: that WR replays.
+        units_kept: share.
+        traces: by ``"all"`` or a task: see :meth:`relative`; arms of :data:`FOLLOWED`.
+        remaining: expected share of omitted units missing at each tick, from the weights.
+        settling: for each tolerance.
+        dense_accuracy: at all suffixes, which are the same to a dense hit.
+        policies: never, below each suffix but the first, always, and the rest of the window.
+    """
+
+    settings: dict[str, Any]
+    window_tokens: int
+    units_kept: float
+    traces: dict[str, dict[str, Any]]
+    remaining: tuple[float, ...]
+    settling: tuple[Settling, ...]
+    dense_accuracy: float
+    policies: tuple[Policy, ...]
+
+    def relative(self, arm: str, name: str, *, layer: int | None = None, task: str = "all") -> list[float]:
+        """A quantity of :func:`follow`, relative to the dense state, at each tick; of one layer or of all together."""
+        return relative_to_dense(self.traces[task], arm, name, layer)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return dataclasses.asdict(self)
+
+
+def measure_decay(
+    folder: Path,
+    settings: DecaySettings,
+    *,
+    units_path: Path | None = None,
+    progress: Callable[[str], None] = lambda unit: None,
+) -> DecayReport:
+    """Measure a model on tasks. The same arguments give the same report.
+
+    Args:
+        folder: of a model that reads the tasks' tokens.
+        settings: what to measure.
+        units_path: file of finished tasks, to go on from when interrupted.
+        progress: called after each unit, of two a task.
+
+    Raises:
+        ValueError: for a model, settings or a file of units that do not fit.
+    """
+    model = load_task_model(folder, torch.float64)  # or rounding would hide what is left of an error in the end
+    checkpoint = read_checkpoint(folder)
+    plan = build_plan(checkpoint, settings.w_max)
+    horizons = static_horizons(checkpoint.gate, plan.gate_input, plan.epsilon)
+    window = replay_window(plan.windows, settings.w_max)
+    described = {
+        "model": folder.name,
+        "model_sha256": folder_sha256(folder),
+        **dataclasses.asdict(settings),
+        "gate_input": plan.gate_input,
+        "epsilon": plan.epsilon,
+        "versions": versions(),
+    }
+    units = UnitFile(units_path, described)
+    followed, asked = {}, {}
+    for task in settings.tasks:
+        drawn = examples(task, settings.length, settings.count, settings.seed)
+        followed[task] = units.get(f"follow {task}", partial(_follow, model, plan.mask, window, drawn, settings))
+        progress(f"{task}: states")
+        ask = partial(ask_after, model, plan.mask, window, drawn, settings.suffixes, settings.questions)
+        asked[task] = units.get(f"ask {task}", ask)
+        progress(f"{task}: answers")
+    always = max(settings.suffixes) + max(max(unit["prompt"]) for unit in asked.values()) + 1
+    below = {f"below {n}": n for n in sorted(settings.suffixes)[1:]}
+    policies = {"nr": 0, **below, "wr": always, "rest": None}
+    traces = {"all": _pooled(list(followed.values())), **followed}
+    right = [np.mean(unit["dense"]["right"]) for unit in asked.values()]
+    return DecayReport(
+        settings=described,
+        window_tokens=window,
+        units_kept=float(plan.mask.double().mean()),
+        traces=traces,
+        remaining=tuple(remaining_share(horizons, plan.mask, t, plan.epsilon) for t in settings.ticks),
+        settling=tuple(
+            Settling(
+                tolerance,
+                settle_tokens(horizons, plan.mask, tolerance, plan.epsilon),
+                _first_settled(relative_to_dense(traces["all"], "nr", "error"), settings.ticks, tolerance),
+            )
+            for tolerance in settings.tolerances
+        ),
+        dense_accuracy=float(np.mean(right)),
+        policies=tuple(_policy(name, n, list(asked.values()), settings.suffixes) for name, n in policies.items()),
+    )
+
+
+def relative_to_dense(trace: dict[str, Any], arm: str, name: str, layer: int | None = None) -> list[float]:
+    """Root of a sum of squares of :func:`follow` over that of the dense state, at each tick."""
+    part = slice(None) if layer is None else slice(layer, layer + 1)
+    return [math.sqrt(sum(a[part]) / sum(b[part])) for a, b in zip(trace["arms"][arm][name], trace["norm"])]
+
+
+def _first_settled(errors: list[float], ticks: tuple[int, ...], tolerance: float) -> int | None:
+    return next((tick for tick, error in zip(ticks, errors) if error <= tolerance * errors[0]), None)
+
+
+def _follow(
+    model: HybridModel, mask: Tensor, window: int, drawn: list[Example], settings: DecaySettings
+) -> dict[str, Any]:
+    """The end of each context is what comes after the hit."""
+    last = settings.ticks[-1]
+    contexts = [example.context for example in drawn]
+    shortest = min(map(len, contexts))
+    if shortest <= last:
+        raise ValueError(f"ticks must end before the {shortest} tokens of a context, got {last}")
+    arms: dict[str, Arm] = {
+        "nr": lambda prefixes: retain(prefixes, mask),
+        "wr": lambda prefixes: refresh(retain(prefixes, mask), mask, window),
+        "int8": lambda prefixes: retain(prefixes, torch.ones_like(mask), int8=True),
+    }
+    assert tuple(arms) == FOLLOWED
+    dense = Prefixes.of(model, [context[:-last] for context in contexts])
+    return follow(dense, arms, [context[-last:] for context in contexts], settings.ticks)
+
+
+def _pooled(units: list[dict[str, Any]]) -> dict[str, Any]:
+    """Tasks together: squares are summed, means averaged, the largest ratio kept."""
+
+    def combine(values: list[Any], how: Callable[..., Any]) -> list[Any]:
+        return [float(x) for x in how(np.array(values), axis=0)]
+
+    def pool(name: str, values: list[Any]) -> Any:
+        if name == "error_over_bound":
+            return combine(values, np.max)
+        if name in ("kl", "changed"):
+            return combine(values, np.mean)
+        return np.sum(np.array(values), axis=0).tolist()
+
+    arms = {
+        arm: {name: pool(name, [unit["arms"][arm][name] for unit in units]) for name in of_arm}
+        for arm, of_arm in units[0]["arms"].items()
+    }
+    return {"norm": pool("norm", [unit["norm"] for unit in units]), "arms": arms}
+
+
+def _policy(name: str, below: int | None, units: list[dict[str, Any]], suffixes: tuple[int, ...]) -> Policy:
+    # [suffix, quantity, example of any task]
+    losses = np.array([np.concatenate([losses_by_example(u, n, below) for u in units], axis=1) for n in suffixes])
+    accuracy, log_prob = paired(losses[:, 0].mean(axis=0)), paired(losses[:, 1].mean(axis=0))
+    by_suffix = losses.mean(axis=2)
+    return Policy(
+        name=name,
+        refresh_below=below,
+        replayed_tokens=float(by_suffix[:, 2].mean()),
+        accuracy_loss=(accuracy.mean, accuracy.low, accuracy.high),
+        log_prob_loss=(log_prob.mean, log_prob.low, log_prob.high),
+        by_suffix=tuple((float(a), float(b), float(c)) for a, b, c in by_suffix),
+    )
