@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from dasc.cli.evaluate.bits import bits
 from dasc.cli.evaluate.decay import decay
 from dasc.cli.evaluate.interventions import interventions
 from dasc.cli.evaluate.items import items
@@ -17,3 +18,4 @@ def evaluate() -> None:
 evaluate.add_command(items)
 evaluate.add_command(interventions)
 evaluate.add_command(decay)
+evaluate.add_command(bits)

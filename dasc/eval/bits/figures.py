@@ -1,0 +1,54 @@
+"""Loss against stored bytes, as PNG and SVG. Needs matplotlib (the ``plot`` extra)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dasc.eval.bits.results import ALL_TASKS, BitsReport, Score
+from dasc.eval.files import figure_bytes
+
+try:
+    from matplotlib.figure import Figure
+except ImportError as error:
+    raise ImportError("drawing figures needs matplotlib: pip install 'dasc[plot]'") from error
+
+_STYLES = {
+    "bits-range": ("#c8553d", "o-"),
+    "bits-horizon": ("#e0a458", "o-"),
+    "keep-int8-range": ("#588b8b", "s-"),
+    "keep-int8": ("#3b6ea5", "s-"),
+    "keep-fp32": ("#7a9cc6", "s--"),
+    "random-int8": ("#8a8a8a", "x:"),
+    "uniform-8": ("#222222", "D"),
+    "uniform-4": ("#222222", "v"),
+}
+_SMALLEST = 1e-4  # losses below it are drawn as if they were none
+
+
+def draw_bits(report: BitsReport, title: str) -> dict[str, bytes]:
+    """``bits.png`` and ``bits.svg``: accuracy, loss of log-probability and error of the state, all tasks together."""
+    dense = report.dense[ALL_TASKS]
+    panels: tuple[tuple[str, Callable[[Score], float]], ...] = (
+        ("accuracy (%)", lambda score: 100 * score.accuracy),
+        ("log-probability lost an answer (nats)", lambda score: dense.log_prob - score.log_prob),
+        ("relative error of the state", lambda score: score.state_error),
+    )
+    figure = Figure(figsize=(13.0, 4.0), layout="constrained")
+    for axes, (name, value) in zip(figure.subplots(1, len(panels)), panels, strict=True):
+        for arm, (colour, style) in _STYLES.items():
+            points = [point for point in report.points if point.arm == arm and point.stored_bytes]
+            x = [100 * point.stored_bytes / report.dense_bytes for point in points]
+            axes.plot(x, [value(p.scores[ALL_TASKS]) for p in points], style, color=colour, label=arm, markersize=4)
+        axes.axhline(value(dense), color="#222222", linewidth=0.8, linestyle=(0, (1, 3)))
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set(xlabel="stored bytes, scales included (% of the dense temporal state)", title=name)
+        axes.title.set_fontsize(10)
+        axes.xaxis.label.set_fontsize(8)
+        axes.grid(linewidth=0.4, alpha=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+        if name != panels[0][0]:
+            axes.set_yscale("symlog", linthresh=_SMALLEST)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8, frameon=False)
+    figure.suptitle(title, fontsize=11)
+    return figure_bytes("bits", figure)

@@ -1,0 +1,107 @@
+"""`dasc eval bits` as a user meets it: tables, JSON, files, and one line when something is wrong."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import dasc.eval.bits
+from dasc.cli.main import app, main
+from dasc.eval.bits import BitsSettings
+from dasc.models.tasks import TASKS, VOCABULARY
+from dasc.models.zoo import model_folder
+from tests.eval.replay_runs import save_tiny_model
+
+COPYING = ("--tasks", "copying")
+SMALL = ("--length", "40", "--count", "2", "--calibration", "1", "--questions", "1", "--budgets", "1/8", "--seeds", "1")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    save_tiny_model(folder, vocab_size=VOCABULARY)
+    return folder
+
+
+def run(*args: str | Path) -> str:
+    result = CliRunner().invoke(app, ["eval", "bits", *(str(a) for a in args)])
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.stdout
+
+
+def test_files_and_json_hold_every_figure_and_setting(model: Path, tmp_path: Path):
+    report = json.loads(run("--model", model, *COPYING, *SMALL, "--json", "-o", tmp_path))
+    assert json.loads((tmp_path / "bits.json").read_text()) == report
+    settings = {
+        name: report["settings"][name] for name in ("tasks", "length", "count", "questions", "budgets", "seeds")
+    }
+    assert settings == {
+        "tasks": ["copying"],
+        "length": 40,
+        "count": 2,
+        "questions": 1,
+        "budgets": ["1/8"],
+        "seeds": 1,
+    }
+    # the budget asked for, and those of all units with four and with eight bits
+    assert [p["budget_bytes"] for p in report["points"] if p["arm"] == "keep-fp32"] == [512, 768, 1280]
+    assert {d["task"] for d in report["differences"]} == {"copying", "all"}
+    names = sorted(p.name for p in tmp_path.iterdir())
+    assert names == ["bits-units.jsonl", "bits.json", "bits.png", "bits.svg"]
+    assert (tmp_path / "bits.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_tables_show_arms_at_equal_bytes_and_their_differences(model: Path):
+    text = run("--model", model, *COPYING, *SMALL)
+    for expected in (
+        "bits-range",
+        "keep-int8",
+        "uniform-4",
+        "random-int8",
+        "12.50%",
+        "18.75%",
+        "95 % interval",
+        "dense",
+    ):
+        assert expected in text
+
+
+def test_without_tasks_those_are_asked_that_the_length_can_hold(monkeypatch: pytest.MonkeyPatch):
+    seen = []
+
+    def stop(folder: Path, settings: BitsSettings, **options):
+        seen.append((folder, settings))
+        raise ValueError("seen")
+
+    monkeypatch.setattr(dasc.eval.bits, "measure_bits", stop)
+    CliRunner().invoke(app, ["eval", "bits", "--length", "40", "--use-tokens", "5"])
+    [(folder, settings)] = seen
+    assert folder == model_folder("kda")
+    assert settings.use_tokens == 5
+    assert set(settings.tasks) == set(TASKS) - {"text"}
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--budgets", "2"], "expected fractions over 0 and at most 1"),
+        (["--budgets", "1/0"], "expected fractions over 0 and at most 1"),
+        (["--tasks", "nonsense"], "tasks must be of"),
+        (["--length", "8"], "got none"),
+        (["--model", "/nowhere"], "/nowhere"),
+    ],
+)
+def test_wrong_input_is_one_line(
+    args: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys, "argv", ["dasc", "eval", "bits", *args, "-o", str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    out, err = capsys.readouterr()
+    assert caught.value.code == 2
+    assert out == ""
+    assert message in err
+    assert len([line for line in err.splitlines() if line.startswith(("dasc:", "Error:"))]) == 1, err
+    assert not (tmp_path / "out").exists()
