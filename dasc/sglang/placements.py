@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +17,7 @@ from dasc.fast.distributed import ExchangeError, Routes, StorageExchange, row_by
 from dasc.layout import Layout
 from dasc.plan import SelectionPlan
 from dasc.sglang.permutation import HeadPermutation
-from dasc.sglang.pool import CompressedPool, native_state
+from dasc.sglang.pool import NO_CONTEXT, CompressedPool, native_state
 from dasc.sglang.refusing import stop
 
 LOAD_BATCH = 8
@@ -82,8 +83,9 @@ class BalancedPool(CompressedPool):
         exchanges: Exchanges,
         *,
         omitted: Literal["zero", "leave"] = "zero",
+        memory: AbstractContextManager[object] = NO_CONTEXT,
     ) -> None:
-        super().__init__(layout, num_slots, device, counters, omitted=omitted)
+        super().__init__(layout, num_slots, device, counters, omitted=omitted, memory=memory)
         self.exchanges = exchanges
 
     def store_from_active(self, mamba_pool: Any, active_slots: Tensor, ckpt_slots: Tensor) -> None:

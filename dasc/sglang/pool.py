@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -12,6 +13,8 @@ from dasc.cache.counters import Counters
 from dasc.contract import DenseState, zero_slots
 from dasc.fast import pack_slots, unpack_slots
 from dasc.layout import Layout
+
+NO_CONTEXT = nullcontext()
 
 
 class CompressedPool:
@@ -32,6 +35,7 @@ class CompressedPool:
         device: of SGLang's pool.
         counters: where to count.
         omitted: the units that were not stored become zero in a load (NR), or are left as they are (WR).
+        memory: in which the slots are allocated.
     """
 
     def __init__(
@@ -42,11 +46,13 @@ class CompressedPool:
         counters: Counters,
         *,
         omitted: Literal["zero", "leave"] = "zero",
+        memory: AbstractContextManager[object] = NO_CONTEXT,
     ) -> None:
         self.num_slots = num_slots
         self.layout = layout
         self.counters = counters
-        self.store = zero_slots(layout, num_slots + 1, device)
+        with memory:
+            self.store = zero_slots(layout, num_slots + 1, device)
         self._slots = MambaSlotAllocator(size=num_slots, device=str(device))
         self.being_dropped = False
         self._omitted = omitted

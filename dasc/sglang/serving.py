@@ -5,14 +5,17 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 from sglang.srt.arg_groups.model_override_base import model_config_of, resolving_view
 from sglang.srt.configs.hybrid_arch import mambaish_config
+from sglang.srt.constants import GPU_MEMORY_TYPE_KV_CACHE
 from sglang.srt.mem_cache.allocation_sizing import get_mamba_tracking_slots, get_req_to_token_extra_context_len
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.runtime_context import get_context, get_exec, get_observability, get_parallel, get_schedule
+from sglang.srt.utils.torch_memory_saver_adapter import TorchMemorySaverAdapter
 
 from dasc.cache.counters import Counters
 from dasc.fast.distributed import ExchangeError, agree_on
@@ -217,6 +220,7 @@ class Serving:
             torch.device(device),
             self.counters,
             omitted="zero" if self.scratch is None else "leave",
+            memory=_released_with_kv(),
         )
         if self.config.mode == "compressed-only":
             self.report(self.pool)
@@ -283,6 +287,13 @@ class Serving:
             labels = {"tp_rank": str(rank)} | ({} if replica is None else {"dp_rank": str(replica)})
             exporter = Exporter(self.counters, pool.occupancy, labels)
         Reporter(lambda: summary(self.counters, pool), self.config.log_interval if rank == 0 else 0, exporter).start()
+
+
+def _released_with_kv() -> AbstractContextManager[object]:
+    """What is allocated here goes when SGLang is told to release the memory of its caches, which empties them first."""
+    adapter = TorchMemorySaverAdapter.create(enable=get_exec().features.enable_memory_saver)
+    region: AbstractContextManager[object] = adapter.region(GPU_MEMORY_TYPE_KV_CACHE)
+    return region
 
 
 def _position(component: Any, req: Any, token_ids_len: int, is_finished: bool) -> int:

@@ -80,6 +80,8 @@ TARGETS: Mapping[str, tuple[str, ...] | None] = {
     "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len": (),
     "sglang.srt.mem_cache.base_prefix_cache.EvictParams": None,
     "sglang.srt.configs.hybrid_arch.mambaish_config": ("model_config",),
+    "sglang.srt.constants.GPU_MEMORY_TYPE_KV_CACHE": None,
+    "sglang.srt.utils.torch_memory_saver_adapter.TorchMemorySaverAdapter.create": ("enable",),
     "sglang.srt.arg_groups.model_override_base.resolving_view": ("server_args",),
     "sglang.srt.arg_groups.model_override_base.model_config_of": ("server_args",),
     f"{_CONTEXT}.RuntimeContext.override": ("self", "source", "fields"),

@@ -1,13 +1,20 @@
 """What a scheduler's plugin settles beside its pools."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from sglang.srt.runtime_context import get_context, get_parallel
+from sglang.srt.utils.torch_memory_saver_adapter import TorchMemorySaverAdapter
 
-from dasc.sglang import serving
+from dasc.cache.counters import Counters
+from dasc.layout import RaggedLayout
+from dasc.sglang import pool, serving
 from dasc.sglang.config import Config
+from tests.masks import seeded_mask
+from tests.sglang.test_pool import KDA
 
 
 @pytest.mark.parametrize(("replica", "labels"), [(None, {"tp_rank": "0"}), (2, {"tp_rank": "0", "dp_rank": "2"})])
@@ -18,7 +25,35 @@ def test_replicas_have_metrics_of_their_own(
     made: list[Any] = []
     monkeypatch.setattr(serving, "Exporter", lambda counters, gauges, labels: made.append(labels))
     monkeypatch.setattr(serving, "Reporter", lambda *args: SimpleNamespace(start=lambda: None))
-    pool: Any = SimpleNamespace(occupancy=dict)
+    held: Any = SimpleNamespace(occupancy=dict)
     with get_context().override_server_args(enable_metrics=True), get_parallel().override(tp_rank=0, dp_rank=replica):
-        serving.Serving(Config("auto")).report(pool)
+        serving.Serving(Config("auto")).report(held)
     assert made == [labels]
+
+
+def test_compressed_slots_are_released_with_sglangs_caches_and_what_says_which_are_free_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """``release_memory_occupation``: the caches are emptied after their memory is gone."""
+    made, inside = [], []
+
+    @contextmanager
+    def region(tag: str) -> Iterator[None]:
+        inside.append(tag)
+        yield
+        inside.pop()
+
+    def note(name: str, function: Any) -> None:
+        monkeypatch.setattr(
+            pool, name, lambda *args, **kwargs: made.append((name, *inside)) or function(*args, **kwargs)
+        )
+
+    note("zero_slots", pool.zero_slots)
+    note("MambaSlotAllocator", pool.MambaSlotAllocator)
+    monkeypatch.setattr(
+        TorchMemorySaverAdapter, "create", lambda enable: SimpleNamespace(region=region) if enable else None
+    )
+    with get_context().override_server_args(enable_memory_saver=True):
+        memory = serving._released_with_kv()
+    pool.CompressedPool(RaggedLayout.from_mask(KDA, seeded_mask(KDA, 0)), 2, "cpu", Counters(), memory=memory)
+    assert made == [("zero_slots", "kv_cache"), ("MambaSlotAllocator",)]
