@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +15,7 @@ from dasc.cache.transfers import ThreadMover
 from dasc.eval.replay_model import ServedModel
 from dasc.eval.simulate import default_native_slots
 from dasc.geometry import DtypePolicy
-from dasc.layout import Layout, LayoutKind
+from dasc.layout import Layout, LayoutKind, rank_layouts
 from dasc.models.hybrid import HybridModel, WindowKV
 from dasc.planner import build_plan
 from dasc.reference import RANDOM_MASK_SEEDS, random_mask, replay_window, settle_tokens, static_horizons, unit_windows
@@ -187,17 +186,17 @@ def plan_arm(
         layout: unless the arm is padded.
         mask_seed: of a random mask.
     """
-    plan = build_plan(served.checkpoint, w_max, layout="padded" if arm.padded else layout, dtypes=dtypes)
+    plan = build_plan(served.checkpoint, w_max, ranks=(), dtypes=dtypes)
     mask = plan.mask
     if not arm.selected:
         mask = torch.ones_like(mask)
     elif arm.random:
         mask = random_mask(mask, mask_seed)
-    if mask is not plan.mask:
-        horizons = static_horizons(served.checkpoint.gate, plan.gate_input, plan.epsilon)
-        plan = dataclasses.replace(plan, mask=mask, windows=unit_windows(horizons, mask, w_max))
-    [rank_layout] = plan.layouts(1)
-    return rank_layout, replay_window(plan.windows, w_max) if arm.refresh else 0
+    [rank_layout] = rank_layouts(plan.geometry, mask, kind="padded" if arm.padded else layout, dtypes=dtypes)
+    if not arm.refresh:
+        return rank_layout, 0
+    horizons = static_horizons(served.checkpoint.gate, plan.gate_input, plan.epsilon)
+    return rank_layout, replay_window(unit_windows(horizons, mask, w_max), w_max)
 
 
 def build_engine(prepared: PreparedArm, served: ServedModel, serving: Serving) -> Engine:

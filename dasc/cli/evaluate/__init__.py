@@ -5,9 +5,11 @@ from __future__ import annotations
 import click
 
 from dasc.cli.evaluate.bits import bits
+from dasc.cli.evaluate.compare import compare
 from dasc.cli.evaluate.decay import decay
 from dasc.cli.evaluate.interventions import interventions
 from dasc.cli.evaluate.items import items
+from dasc.cli.evaluate.quality import quality
 
 
 @click.group(name="eval")
@@ -19,3 +21,5 @@ evaluate.add_command(items)
 evaluate.add_command(interventions)
 evaluate.add_command(decay)
 evaluate.add_command(bits)
+evaluate.add_command(quality)
+evaluate.add_command(compare)

@@ -32,7 +32,7 @@ def item_of(example: Example, task: str, item_id: str, most_asks: int) -> Item:
 
 
 def task_items(names: Sequence[str], *, length: int, count: int, seed: int = 0, most_asks: int = 4) -> list[Item]:
-    """Examples that no training saw, each a different one.
+    """Examples that no training saw. The task of an item is ``<name>/<length>``.
 
     Args:
         names: of :data:`~dasc.models.tasks.TASKS`.
@@ -51,5 +51,5 @@ def task_items(names: Sequence[str], *, length: int, count: int, seed: int = 0, 
         if length < SHORTEST[name]:
             raise ValueError(f"length must be >= {SHORTEST[name]} tokens for task {name!r}, got {length}")
         drawn = examples(name, length, count, seed)
-        items += [item_of(example, name, f"{name}-{length}-{seed}-{i}", most_asks) for i, example in enumerate(drawn)]
+        items += [item_of(example, f"{name}/{length}", f"{seed}-{i}", most_asks) for i, example in enumerate(drawn)]
     return items

@@ -47,7 +47,7 @@ def kv_tokens(blocks: Sequence[Block], server_limit: int) -> int:
         return max(len(as_tokens(ask.prompt)) for ask in item.asks) + item.max_new_tokens
 
     longest = max(fed(item) for block in blocks for item in block.items)
-    warm = max(sum(len(as_tokens(item.warm)) for item in block.items) for block in blocks)
+    warm = max(sum(len(as_tokens(warm)) for warm in {item.warm for item in block.items}) for block in blocks)
     return warm + server_limit * longest
 
 

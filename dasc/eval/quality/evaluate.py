@@ -47,6 +47,11 @@ def versions() -> dict[str, str]:
     return {"dasc": __version__, **{name: importlib.metadata.version(name) for name in packages}}
 
 
+def total_requests(items: Sequence[Item], arms: Sequence[ArmSpec], protocol: Protocol) -> int:
+    """Of a whole run, warm ones included."""
+    return len(arms) * sum(protocol.requests(block.items) for block in make_blocks(items, protocol.block_items))
+
+
 def shared_settings(items: Sequence[Item], protocol: Protocol) -> dict[str, Any]:
     """What every result must have in common to be compared, as plain JSON values."""
     return {

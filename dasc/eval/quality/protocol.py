@@ -1,4 +1,4 @@
-"""Warm-up and replay (appendix C.2): fill the cache with one unscored request an item, then measure every ask R times.
+"""Warm-up and replay (appendix C.2): fill the cache with one unscored request a prefix, then measure all asks R times.
 
 A block is the items of one task that share a filled cache: flush, warm, look at what is resident, replay. All measured
 outputs are scored, hit or not; outputs and tokens of the warm requests are thrown away.
@@ -44,7 +44,7 @@ class Protocol:
 
     Attributes:
         block_items: most items of a block.
-        slots: checkpoint slots of every arm.
+        slots: checkpoint slots of every arm; ``None`` where the backend has its own.
         concurrency: clients.
         replays: measured rounds over all asks, ``R``; each item's own when ``None``.
         seed: of the order of replays and of what is drawn.
@@ -56,7 +56,7 @@ class Protocol:
     """
 
     block_items: int
-    slots: int
+    slots: int | None
     concurrency: int
     replays: int | None = None
     seed: int = 0
@@ -78,8 +78,8 @@ class Protocol:
         return self.replays or item.replays
 
     def requests(self, items: Sequence[Item]) -> int:
-        """All requests of an arm over ``items``, warm ones included."""
-        return sum(1 + self.replays_of(item) * len(item.asks) for item in items)
+        """All requests of a block of ``items``, warm ones included."""
+        return len({item.warm for item in items}) + sum(self.replays_of(item) * len(item.asks) for item in items)
 
 
 def paper_controls(concurrency: int) -> Controls:
@@ -250,15 +250,13 @@ def run_block(
 
 
 def _warm_queries(block: Block) -> list[Query]:
+    """One for each prefix: questions about one conversation share it."""
+    repeated: dict[Text, bool] = {}
+    for item in block.items:
+        repeated[item.warm] = repeated.get(item.warm, False) or any(ask.prompt == item.warm for ask in item.asks)
     return [
-        Query(
-            name=f"{block.key}/{i}/warm",
-            prompt=item.warm,
-            max_new_tokens=WARM_TOKENS,
-            warm=True,
-            repeated=any(ask.prompt == item.warm for ask in item.asks),
-        )
-        for i, item in enumerate(block.items)
+        Query(f"{block.key}/warm/{i}", warm, WARM_TOKENS, warm=True, repeated=again)
+        for i, (warm, again) in enumerate(repeated.items())
     ]
 
 

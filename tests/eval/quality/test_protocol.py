@@ -94,6 +94,16 @@ def test_items_have_replays_of_their_own_unless_the_protocol_says_otherwise():
     assert PROTOCOL.requests(items) == 11
 
 
+def test_items_with_the_same_prefix_warm_it_once():
+    """As questions about one conversation do."""
+    items = [dataclasses.replace(text_item("a", (ask,)), item_id=ask) for ask in ("?", "", "!")]
+    backend = FakeBackend()
+    result = run([*items, text_item("b")], backend)
+    assert [(q.prompt, q.repeated) for q in backend.asked if q.warm] == [("a.......", True), ("b.......", False)]
+    assert PROTOCOL.requests([*items, text_item("b")]) == len(backend.asked) == 2 + 3 * 4
+    assert len(result.measured) == 12
+
+
 def test_a_prompt_that_is_exactly_the_warmed_one_is_announced():
     backend = FakeBackend()
     run([text_item("a", ("?", "")), text_item("b")], backend)

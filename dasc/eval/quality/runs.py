@@ -1,0 +1,141 @@
+"""A whole evaluation: of a small model in the bundled engine, or of a server as it was started."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from dasc.eval.chat_tokens import TOKENIZER_FILE
+from dasc.eval.items import Item
+from dasc.eval.quality.arms import ArmSpec, default_w_max, expand
+from dasc.eval.quality.engine_backend import EngineBackend, as_tokens, kv_tokens
+from dasc.eval.quality.evaluate import evaluate, folder_sha256, versions
+from dasc.eval.quality.protocol import Protocol, make_blocks
+from dasc.eval.quality.results import QualityResult
+from dasc.eval.quality.server_backend import ServerBackend
+from dasc.eval.quality.unit_log import UNITS_FILE
+from dasc.eval.replay_model import load_served
+from dasc.models.zoo import model_folder
+
+Progress = Callable[[str, int], None]
+"""Called with the label of an arm and the number of requests just done."""
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """How the bundled engine runs, whatever the arm.
+
+    Attributes:
+        server_limit: most running requests.
+        prefill_tokens: most prompt tokens of a step.
+        ops: operators, of :mod:`dasc.fast` or :mod:`dasc.reference`.
+        threads: of torch.
+    """
+
+    server_limit: int = 16
+    prefill_tokens: int = 512
+    ops: Literal["fast", "reference"] = "fast"
+    threads: int = 1
+
+
+def bundled_arms(items: Sequence[Item], methods: Sequence[str], w_max: Sequence[int] | None) -> list[ArmSpec]:
+    """The arms of methods over a grid of cutoffs, one that suits the prompts when ``None``."""
+    longest = max(len(as_tokens(ask.prompt)) for item in items for ask in item.asks)
+    return expand(methods, w_max or default_w_max(longest))
+
+
+def run_bundled(
+    items: Sequence[Item],
+    model: str | Path,
+    arms: Sequence[ArmSpec],
+    protocol: Protocol,
+    limits: EngineLimits = EngineLimits(),
+    *,
+    source: str = "",
+    output: Path | None = None,
+    progress: Progress = lambda label, requests: None,
+) -> QualityResult:
+    """Measure arms of a small model on this machine.
+
+    Args:
+        items: in token ids, or text for a model that reads bytes.
+        model: bundled, by its name, or the folder of a small Qwen3-Next or Kimi-Linear.
+        arms: to measure.
+        protocol: with a number of slots.
+        limits: of the engine.
+        source: where the items come from, for the record.
+        output: folder of the file of finished blocks; ``None`` keeps none.
+        progress: told of requests done.
+
+    Raises:
+        ValueError: for a model, items or settings that do not go together.
+    """
+    if protocol.slots is None:
+        raise ValueError("slots must be given for the bundled engine")
+    slots = protocol.slots
+    folder = model_folder(model)
+    torch.set_num_threads(limits.threads)
+    served = load_served(folder, importlib.import_module(f"dasc.{limits.ops}"))
+    if any(isinstance(item.warm, str) for item in items) and (folder / TOKENIZER_FILE).exists():
+        raise ValueError(
+            f"items of text need a model that reads bytes; {folder} has a {TOKENIZER_FILE}: serve it, and take --url"
+        )
+    capacity = kv_tokens(make_blocks(items, protocol.block_items), limits.server_limit)
+
+    def backend(spec: ArmSpec) -> EngineBackend:
+        return EngineBackend(
+            served,
+            spec,
+            slots=slots,
+            kv_tokens=capacity,
+            server_limit=limits.server_limit,
+            prefill_tokens=limits.prefill_tokens,
+        )
+
+    run = {
+        "source": source,
+        "backend": "bundled engine",
+        "model_sha256": folder_sha256(folder),
+        **vars(limits),
+        "versions": versions(),
+    }
+    return evaluate(
+        items, arms, backend, protocol, model=folder.name, run=run, log_path=_log_path(output), progress=progress
+    )
+
+
+def run_server(
+    items: Sequence[Item],
+    server: ServerBackend,
+    arm: ArmSpec,
+    protocol: Protocol,
+    *,
+    source: str = "",
+    output: Path | None = None,
+    progress: Progress = lambda label, requests: None,
+) -> QualityResult:
+    """Measure one arm: a server as it was started.
+
+    Raises:
+        ValueError: a :class:`~dasc.eval.quality.backend.BackendError` when it does not answer as it must.
+    """
+    run = {"source": source, "backend": "server", "versions": versions()}
+    return evaluate(
+        items,
+        [arm],
+        lambda spec: server,
+        protocol,
+        model=server.model.rstrip("/").rsplit("/", 1)[-1],
+        run=run,
+        log_path=_log_path(output),
+        progress=progress,
+    )
+
+
+def _log_path(output: Path | None) -> Path | None:
+    return None if output is None else output / UNITS_FILE
