@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dasc.cli.options import IntList
+from dasc.cli.output import output_folder, progress_bar, table_console
+
+if TYPE_CHECKING:
+    from dasc.eval.horizons import HorizonReport, Prefix
+
+
+@click.command()
+@click.argument("model")
+@click.option(
+    "--conversations",
+    type=click.Path(path_type=Path),
+    help='JSON array in the form of ShareGPT, [{"conversations": [{"from", "value"}, ..]}, ..], to take prefixes from.',
+)
+@click.option(
+    "--targets",
+    type=IntList(),
+    help="Tokens of the prefixes; 16384,8192,4096,1024 for conversations and a model with a tokenizer.json, "
+    "512,256,128,32 otherwise.",
+)
+@click.option("--per-target", type=click.IntRange(min=1), default=8, show_default=True, help="Prefixes of each length.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the tasks' examples.")
+@click.option("--a-s", "gate_input", type=float, help="Representative gate input; the family's own by default.")
+@click.option("--epsilon", type=float, default=1e-3, show_default=True, help="Decay that counts as forgotten.")
+@click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Of torch.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for horizons.json and a figure; an interrupted run goes on from the same folder.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def horizons(
+    model: str,
+    conversations: Path | None,
+    targets: tuple[int, ...] | None,
+    per_target: int,
+    seed: int,
+    gate_input: float | None,
+    epsilon: float,
+    threads: int,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Compare the horizons of MODEL's weights with decays and states observed on prefixes: table 1(b).
+
+    MODEL is the name of a bundled model or a folder of a small Qwen3-Next or Kimi-Linear. Prefixes are chosen from
+    --conversations as appendix A.2 does; without, they are contexts of the bundled models' tasks. Even prefixes choose
+    a_s, odd ones validate the choice.
+    """
+    import torch
+
+    from dasc.eval.files import json_bytes, write_together
+    from dasc.eval.horizons import HorizonSettings, measure_horizons
+    from dasc.models.zoo import model_folder
+
+    if output is not None:
+        from dasc.eval.horizons.figures import draw_horizons
+    torch.set_num_threads(threads)
+    folder = model_folder(model)
+    prefixes, source = _prefixes(folder, conversations, targets, per_target, seed)
+    with output_folder(output), progress_bar(len(prefixes)) as progress:
+        report = measure_horizons(
+            folder,
+            prefixes,
+            HorizonSettings(gate_input, epsilon),
+            source=source,
+            units_path=None if output is None else output / "horizons.jsonl",
+            progress=progress,
+        )
+    if output is not None:
+        write_together(output, {"horizons.json": json_bytes(report.as_dict())} | draw_horizons(report))
+    if as_json:
+        click.echo(json.dumps(report.as_dict(), indent=2, allow_nan=False))
+        return
+    _print(report)
+    if output is not None:
+        click.echo(f"written to {output}")
+
+
+def _prefixes(
+    folder: Path, conversations: Path | None, targets: tuple[int, ...] | None, per_target: int, seed: int
+) -> tuple[list[Prefix], dict[str, Any]]:
+    """The prefixes, and where they are from as plain JSON values."""
+    from dasc.eval.chat_tokens import TOKENIZER_FILE, chat_tokens
+    from dasc.eval.horizons import SCALED_TARGETS, TARGETS, read_sharegpt, select_prefixes, task_prefixes
+    from dasc.models.hybrid import load_hybrid
+
+    if conversations is None:
+        targets = targets or SCALED_TARGETS
+        source = {"prefixes": "tasks", "seed": seed}
+        prefixes = task_prefixes(targets, per_target, seed)
+    else:
+        targets = targets or (TARGETS if (folder / TOKENIZER_FILE).exists() else SCALED_TARGETS)
+        source = {"prefixes": conversations.name}
+        tokens = chat_tokens(folder, load_hybrid(folder)[0].vocab_size)
+        prefixes = select_prefixes(read_sharegpt(conversations), tokens.text, targets, per_target)
+    return prefixes, {**source, "targets": list(targets), "per_target": per_target}
+
+
+def _print(report: HorizonReport) -> None:
+    from rich.table import Table
+
+    table = Table(title=f"{report.settings['model']}: Spearman correlation within layers", title_justify="left")
+    table.add_column("a_s")
+    table.add_column("prefixes", justify="right")
+    table.add_column("layer")
+    for pair in ("H_s, H_e", "H_s, M_S"):
+        table.add_column(f"{pair}: median [IQR]", justify="right", no_wrap=True)
+    for comparison, how in ((report.fixed, "fixed"), (report.calibrated, "calibrated")):
+        pairs = (comparison.empirical, comparison.magnitude)
+        first = (f"{comparison.gate_input:g} ({how})", str(len(comparison.prefixes)))
+        table.add_row(*first, "all", *(_cell(pair.pooled) for pair in pairs))
+        for number, block in enumerate(report.blocks):
+            table.add_row("", "", f"block {block}", *(_cell(pair.layers[number]) for pair in pairs))
+        table.add_section()
+    table_console(110).print(table)
+
+
+def _cell(value: Any) -> str:
+    return "-" if value is None else f"{value.median:.3f} [{value.q1:.3f}, {value.q3:.3f}]"
