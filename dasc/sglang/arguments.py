@@ -29,6 +29,7 @@ EXCLUSIONS = (
     Exclusion("enable_int8_mamba_checkpoint", bool, "two pools cannot hold one checkpoint; DASC_INT8 stores INT8"),
     Exclusion("enable_hierarchical_cache", bool, "host copies are of whole states"),
     Exclusion("enable_lmcache", bool, "LMCache copies whole states"),
+    Exclusion("enable_flexkv", bool, "FlexKV's cache would read compressed slots as states"),
     Exclusion("enable_unified_cache_external_linker", bool, "the linker copies whole states"),
     Exclusion("radix_cache_backend", lambda v: v is not None, "another cache would read compressed slots as states"),
     Exclusion("speculative_algorithm", lambda v: v is not None, "its states before verification are not handled"),

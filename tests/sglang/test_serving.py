@@ -1,17 +1,21 @@
 """What a scheduler's plugin settles beside its pools."""
 
+import inspect
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.mem_cache import registry
 from sglang.srt.runtime_context import get_context, get_parallel
 from sglang.srt.utils.torch_memory_saver_adapter import TorchMemorySaverAdapter
 
 from dasc.cache.counters import Counters
 from dasc.layout import RaggedLayout
 from dasc.sglang import pool, serving
+from dasc.sglang.arguments import EXCLUSIONS
 from dasc.sglang.config import Config
 from tests.masks import seeded_mask
 from tests.sglang.test_pool import KDA
@@ -57,3 +61,10 @@ def test_compressed_slots_are_released_with_sglangs_caches_and_what_says_which_a
         memory = serving._released_with_kv()
     pool.CompressedPool(RaggedLayout.from_mask(KDA, seeded_mask(KDA, 0)), 2, "cpu", Counters(), memory=memory)
     assert made == [("zero_slots", "kv_cache"), ("MambaSlotAllocator",)]
+
+
+def test_every_other_cache_that_sglang_may_choose_is_refused():
+    """They would take compressed slots, or handles, for states."""
+    asked = re.findall(r"get_memory\(\)\.(enable_\w+)", inspect.getsource(registry.default_radix_cache_factory))
+    assert set(asked) - {exclusion.argument for exclusion in EXCLUSIONS} == set()
+    assert len(asked) >= 3
