@@ -112,9 +112,9 @@ def _run_bundled(
     from dasc.eval.quality.evaluate import total_requests
     from dasc.eval.quality.runs import EngineLimits, bundled_arms, run_bundled
 
-    names = ("server_limit", "prefill_tokens", "ops", "threads")
-    limits = EngineLimits(**{name: options[name] for name in names})
-    methods = [name.strip() for name in (options["arms"] or DEFAULT_METHODS).split(",")]
+    limits = EngineLimits(**{name: options[name] for name in ("server_limit", "prefill_tokens", "ops", "threads")})
+    names = DEFAULT_METHODS if options["arms"] is None else options["arms"]
+    methods = [name.strip() for name in names.split(",")]
     arms = bundled_arms(items, methods, options["w_max"])
     model = options["model"] or DEFAULT_MODEL
     with _progress(total_requests(items, arms, protocol)) as progress:

@@ -37,9 +37,8 @@ def report(results: Sequence[QualityResult], output: Path | None, as_json: bool)
         summary = {"results": [result.as_dict() for result in results], "table": table.as_dict()}
     if output is not None:
         from dasc.eval.files import json_bytes, write_together
-        from dasc.eval.quality.figures import draw_quality
 
-        write_together(output, {RESULT_FILE: json_bytes(summary), **draw_quality(table)})
+        write_together(output, {RESULT_FILE: json_bytes(summary), **_figures(results, table)})
     if as_json:
         click.echo(json.dumps(summary, indent=2, allow_nan=False))
     else:
@@ -47,6 +46,15 @@ def report(results: Sequence[QualityResult], output: Path | None, as_json: bool)
     for failure in table.failures:
         click.echo(f"failed: {failure}", err=True)
     return not table.failures
+
+
+def _figures(results: Sequence[QualityResult], table: QualityTable) -> dict[str, bytes]:
+    """None of a single arm, which has nothing to be seen against."""
+    if all(len(result.arms) == 1 for result in results):
+        return {}
+    from dasc.eval.quality.figures import draw_quality
+
+    return draw_quality(table)
 
 
 def _print(results: Sequence[QualityResult], table: QualityTable, output: Path | None) -> None:

@@ -42,9 +42,8 @@ def folder_sha256(folder: Path) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what figures may depend on."""
-    packages = ("torch", "numpy", "scipy")
-    return {"dasc": __version__, **{name: importlib.metadata.version(name) for name in packages}}
+    """Of what measurements may depend on."""
+    return {"dasc": __version__, **{name: importlib.metadata.version(name) for name in ("torch", "numpy")}}
 
 
 def total_requests(items: Sequence[Item], arms: Sequence[ArmSpec], protocol: Protocol) -> int:
