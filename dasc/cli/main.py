@@ -19,6 +19,7 @@ from dasc.cli.profile import profile
 from dasc.cli.replay import replay
 from dasc.cli.show import show
 from dasc.cli.simulate import simulate
+from dasc.cli.tune import tune
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -31,7 +32,7 @@ def app() -> None:
     """
 
 
-for command in (plan, profile, show, example, simulate, replay, calibrate, evaluate):
+for command in (plan, profile, show, example, simulate, replay, calibrate, evaluate, tune):
     app.add_command(command)
 
 

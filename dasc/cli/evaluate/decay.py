@@ -98,12 +98,13 @@ def _print_errors(report: DecayReport, console: Console) -> None:
     def row(name: str, values: Sequence[float | None]) -> None:
         table.add_row(name, *("-" if value is None else f"{value:.1e}" for value in values))
 
-    row("bound, first layer (nr)", report.relative("nr", "bound", layer=0))
-    row("channel by channel, first layer", report.relative("nr", "estimate", layer=0))
     row("omitted units by weights", report.remaining)
     for arm, trace in report.traces["all"]["arms"].items():
         table.add_section()
-        row(f"{arm}: first layer", report.relative(arm, "error", layer=0))
+        first = report.first_layer(arm)
+        row(f"{arm}: bound, layer {first}", report.relative(arm, "bound", layer=first))
+        row(f"{arm}: channel by channel, layer {first}", report.relative(arm, "estimate", layer=first))
+        row(f"{arm}: layer {first}", report.relative(arm, "error", layer=first))
         row(f"{arm}: all layers", report.relative(arm, "error"))
         row(f"{arm}: given dense inputs", report.relative(arm, "given_inputs"))
         row(f"{arm}: divergence, nats", [None, *trace["kl"]])

@@ -47,11 +47,11 @@ def _over_tokens(axes: Axes, title: str, ylabel: str) -> None:
 
 
 def _first_layer(axes: Axes, report: DecayReport) -> None:
-    ticks = _ticks(report)
+    ticks, layer = _ticks(report), report.first_layer("nr")
     for name, style, colour in (("bound", "-", GREY), ("estimate", "--", GREY), ("error", "o-", COLOURS["nr"])):
         label = {"bound": "bound", "estimate": "channel by channel", "error": "NR"}[name]
-        axes.plot(ticks, report.relative("nr", name, layer=0), style, color=colour, markersize=3, label=label)
-    _over_tokens(axes, "first recurrent layer", "error of the state, relative")
+        axes.plot(ticks, report.relative("nr", name, layer=layer), style, color=colour, markersize=3, label=label)
+    _over_tokens(axes, "first layer that omits a unit", "error of the state, relative")
 
 
 def _states(axes: Axes, report: DecayReport) -> None:

@@ -128,6 +128,10 @@ class DecayReport:
         """A quantity of :func:`follow`, relative to the dense state, at each tick; of one layer or of all together."""
         return relative_to_dense(self.traces[task], arm, name, layer)
 
+    def first_layer(self, arm: str) -> int:
+        """The first recurrent layer whose state is off at the hit: up to it, all inputs are the dense ones."""
+        return next(layer for layer, square in enumerate(self.traces["all"]["arms"][arm]["error"][0]) if square > 0)
+
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return dataclasses.asdict(self)
@@ -149,11 +153,13 @@ def measure_decay(
         progress: called after each unit, of two a task.
 
     Raises:
-        ValueError: for a model, settings or a file of units that do not fit.
+        ValueError: for a model, settings or a file of units that do not fit, or a cutoff that omits no unit.
     """
     model = load_task_model(folder, torch.float64)  # or rounding would hide what is left of an error in the end
     checkpoint = read_checkpoint(folder)
     plan = build_plan(checkpoint, settings.w_max)
+    if plan.mask.all():
+        raise ValueError(f"w_max must be above a horizon of the model, or nothing is omitted; got {settings.w_max}")
     horizons = static_horizons(checkpoint.gate, plan.gate_input, plan.epsilon)
     window = replay_window(plan.windows, settings.w_max)
     described = {
@@ -164,14 +170,21 @@ def measure_decay(
         "epsilon": plan.epsilon,
         "versions": versions(),
     }
+    drawn = {task: examples(task, settings.length, settings.count, settings.seed) for task in settings.tasks}
+    shortest = min(len(example.context) for group in drawn.values() for example in group)
+    for name in ("ticks", "suffixes"):
+        if max(getattr(settings, name)) >= shortest:
+            raise ValueError(
+                f"{name} must be below {shortest}, the tokens of the shortest context, got {getattr(settings, name)}"
+            )
     units = UnitFile(units_path, described)
     followed, asked = {}, {}
     for task in settings.tasks:
-        drawn = examples(task, settings.length, settings.count, settings.seed)
-        followed[task] = units.get(f"follow {task}", partial(_follow, model, plan.mask, window, drawn, settings))
+        follow_task = partial(_follow, model, plan.mask, window, drawn[task], settings.ticks)
+        followed[task] = units.get(f"follow {task}", follow_task)
         progress(f"{task}: states")
-        ask = partial(ask_after, model, plan.mask, window, drawn, settings.suffixes, settings.questions)
-        asked[task] = units.get(f"ask {task}", ask)
+        ask_task = partial(ask_after, model, plan.mask, window, drawn[task], settings.suffixes, settings.questions)
+        asked[task] = units.get(f"ask {task}", ask_task)
         progress(f"{task}: answers")
     always = max(settings.suffixes) + max(max(unit["prompt"]) for unit in asked.values()) + 1
     below = {f"below {n}": n for n in sorted(settings.suffixes)[1:]}
@@ -208,22 +221,19 @@ def _first_settled(errors: list[float], ticks: tuple[int, ...], tolerance: float
 
 
 def _follow(
-    model: HybridModel, mask: Tensor, window: int, drawn: list[Example], settings: DecaySettings
+    model: HybridModel, mask: Tensor, window: int, drawn: list[Example], ticks: tuple[int, ...]
 ) -> dict[str, Any]:
     """The end of each context is what comes after the hit."""
-    last = settings.ticks[-1]
     contexts = [example.context for example in drawn]
-    shortest = min(map(len, contexts))
-    if shortest <= last:
-        raise ValueError(f"ticks must end before the {shortest} tokens of a context, got {last}")
     arms: dict[str, Arm] = {
         "nr": lambda prefixes: retain(prefixes, mask),
         "wr": lambda prefixes: refresh(retain(prefixes, mask), mask, window),
         "int8": lambda prefixes: retain(prefixes, torch.ones_like(mask), int8=True),
     }
     assert tuple(arms) == FOLLOWED
-    dense = Prefixes.of(model, [context[:-last] for context in contexts])
-    return follow(dense, arms, [context[-last:] for context in contexts], settings.ticks)
+    hits = [len(context) - max(ticks) for context in contexts]
+    dense = Prefixes.of(model, [context[:hit] for context, hit in zip(contexts, hits)])
+    return follow(dense, arms, [context[hit:] for context, hit in zip(contexts, hits)], ticks)
 
 
 def _pooled(units: list[dict[str, Any]]) -> dict[str, Any]:

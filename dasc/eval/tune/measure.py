@@ -1,0 +1,189 @@
+"""Loss of every point of a grid on tasks, paired with dense checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dasc.eval.quality.arms import default_w_max
+from dasc.eval.quality.evaluate import folder_sha256, versions
+from dasc.eval.replay_arms import state_dtypes
+from dasc.eval.states import Answers, Prefixes, ask, refresh, retain
+from dasc.eval.states.bundled import check_tasks, load_task_model
+from dasc.eval.tune.points import Loss, Measure, Point, point_label, upper_limit
+from dasc.eval.unit_file import UnitFile
+from dasc.layout import RaggedLayout
+from dasc.models import Checkpoint, read_checkpoint
+from dasc.models.hybrid import HybridModel
+from dasc.models.tasks import TASKS, Example
+from dasc.models.train.evaluate import examples
+from dasc.planner import build_plan
+from dasc.reference import replay_window
+
+
+@dataclass(frozen=True)
+class TuneSettings:
+    """What is measured.
+
+    Attributes:
+        w_max: cutoffs in tokens; empty for the default of ``length``.
+        tasks: names of :data:`~dasc.models.tasks.TASKS`.
+        length: tokens of an example with all its questions.
+        count: examples of each task.
+        seed: of the examples.
+        questions: of an example, at most.
+    """
+
+    w_max: tuple[int, ...] = ()
+    tasks: tuple[str, ...] = tuple(TASKS)
+    length: int = 256
+    count: int = 50
+    seed: int = 0
+    questions: int = 4
+
+    def __post_init__(self) -> None:
+        check_tasks(self.tasks, self.length)
+        if self.count < 1 or self.questions < 1:
+            raise ValueError(f"count and questions must be >= 1, got {self.count} and {self.questions}")
+        if not self.w_max:
+            object.__setattr__(self, "w_max", default_w_max(self.length))
+
+
+@dataclass(frozen=True)
+class TuneReport:
+    """Measured points.
+
+    Attributes:
+        settings: and everything else that the figures depend on.
+        dense_bytes: of a dense checkpoint.
+        dense_accuracy: share of right answers with dense checkpoints, mean over tasks.
+        points: in the order of the grid.
+        examples: of all tasks.
+    """
+
+    settings: dict[str, Any]
+    dense_bytes: int
+    dense_accuracy: float
+    points: tuple[Point, ...]
+    examples: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        values = dataclasses.asdict(self)
+        values["points"] = [{"label": point.label, **dataclasses.asdict(point)} for point in self.points]
+        return values
+
+
+class _Way(NamedTuple):
+    """One way to store: what a :class:`~dasc.eval.tune.points.Point` is before it is measured."""
+
+    w_max: int | None
+    mask: Tensor
+    window: int
+    int8: bool
+
+    @property
+    def label(self) -> str:
+        return point_label(self.w_max, refresh=self.window > 0, int8=self.int8)
+
+
+def measure_points(
+    folder: Path,
+    settings: TuneSettings,
+    *,
+    units_path: Path | None = None,
+    progress: Callable[[str], None] = lambda task: None,
+) -> TuneReport:
+    """Measure NR and WR, FP32 and INT8, at every cutoff, and INT8 of all units. Questions follow the hit at once.
+
+    Args:
+        folder: of a model that reads the tasks' tokens.
+        settings: what to measure.
+        units_path: file of finished tasks, to go on from when interrupted.
+        progress: called after each task.
+
+    Raises:
+        ValueError: for a model, settings or a file of units that do not fit.
+    """
+    model, checkpoint = load_task_model(folder), read_checkpoint(folder)
+    described = {
+        "model": folder.name,
+        "model_sha256": folder_sha256(folder),
+        **dataclasses.asdict(settings),
+        "gate_input": checkpoint.family.default_gate_input,
+        "versions": versions(),
+    }
+    units = UnitFile(units_path, described)
+    ways = _grid(checkpoint, settings.w_max)
+    measured = []
+    for task in settings.tasks:
+        drawn = examples(task, settings.length, settings.count, settings.seed)
+        measured.append(units.get(task, partial(_measure_task, model, ways, drawn, settings.questions)))
+        progress(task)
+    geometry = checkpoint.geometry
+    return TuneReport(
+        settings=described,
+        dense_bytes=geometry.dense_bytes(state_dtypes(model)),
+        dense_accuracy=float(np.mean([unit["dense"]["accuracy"] for unit in measured])),
+        points=tuple(
+            Point(
+                w_max=way.w_max,
+                refresh=way.window > 0,
+                int8=way.int8,
+                checkpoint_bytes=RaggedLayout.from_mask(
+                    geometry, way.mask, state_dtypes(model, int8=way.int8)
+                ).slot_bytes,
+                replay_tokens=way.window,
+                accuracy=_loss(measured, way.label, "accuracy"),
+                log_prob=_loss(measured, way.label, "log_prob"),
+            )
+            for way in ways
+        ),
+        examples=settings.count * len(settings.tasks),
+    )
+
+
+def _grid(checkpoint: Checkpoint, cutoffs: tuple[int, ...]) -> list[_Way]:
+    """Where nothing is omitted there is nothing to refresh, and the cutoff does not matter."""
+    ways = []
+    everything = torch.ones(checkpoint.geometry.num_layers, checkpoint.geometry.units_per_layer, dtype=torch.bool)
+    for w_max in cutoffs:
+        plan = build_plan(checkpoint, w_max)
+        windows = [0, replay_window(plan.windows, w_max)]
+        if windows[1]:
+            ways += [_Way(w_max, plan.mask, window, int8) for int8 in (False, True) for window in windows]
+    return [*ways, _Way(None, everything, 0, True)]
+
+
+def _measure_task(model: HybridModel, ways: list[_Way], drawn: list[Example], most_questions: int) -> dict[str, Any]:
+    """Means over the questions of each example, dense and in each way."""
+    prefixes = Prefixes.of(model, [example.context for example in drawn])
+    questions = [example.questions[:most_questions] for example in drawn]
+    scores = {"dense": _by_example(ask(prefixes, questions))}
+    for way in ways:
+        loaded = refresh(retain(prefixes, way.mask, int8=way.int8), way.mask, way.window)
+        scores[way.label] = _by_example(ask(loaded, questions))
+    return scores
+
+
+def _by_example(answers: Answers) -> dict[str, list[float]]:
+    owner = answers.owner.numpy()
+    count = np.bincount(owner)
+    return {
+        "accuracy": (np.bincount(owner, weights=answers.right.double().numpy()) / count).tolist(),
+        "log_prob": (np.bincount(owner, weights=answers.log_prob.numpy()) / count).tolist(),
+    }
+
+
+def _loss(measured: list[dict[str, Any]], label: str, measure: Measure) -> Loss:
+    """Tasks have equally many examples, so the mean over examples is the mean over tasks."""
+    lost = np.concatenate([np.subtract(unit["dense"][measure], unit[label][measure]) for unit in measured])
+    return Loss(float(lost.mean()), upper_limit(lost.tolist(), measure))

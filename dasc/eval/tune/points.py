@@ -1,0 +1,78 @@
+"""Ways to store checkpoints, and what each was measured to lose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from dasc.eval.quality.statistics import CONFIDENCE, paired
+
+Measure = Literal["accuracy", "log_prob"]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a point loses to dense checkpoints, paired by example.
+
+    Attributes:
+        mean: over the examples.
+        upper: upper end of the 95 % interval.
+    """
+
+    mean: float
+    upper: float
+
+
+@dataclass(frozen=True)
+class Point:
+    """One way to store and load checkpoints.
+
+    Attributes:
+        w_max: cutoff in tokens; ``None`` stores all units.
+        refresh: WR instead of NR.
+        int8: units as INT8.
+        checkpoint_bytes: of one checkpoint.
+        replay_tokens: that a hit replays at most; 0 for NR.
+        accuracy: loss of accuracy, as a share of answers.
+        log_prob: loss of the log-probability of right answers, nats an answer.
+    """
+
+    w_max: int | None
+    refresh: bool
+    int8: bool
+    checkpoint_bytes: int
+    replay_tokens: int
+    accuracy: Loss
+    log_prob: Loss
+
+    @property
+    def label(self) -> str:
+        """``NR 16``, ``WR 16 INT8`` or ``all INT8``."""
+        return point_label(self.w_max, refresh=self.refresh, int8=self.int8)
+
+    def loss(self, measure: Measure) -> Loss:
+        """By the name of its attribute."""
+        return self.accuracy if measure == "accuracy" else self.log_prob
+
+
+def point_label(w_max: int | None, *, refresh: bool, int8: bool) -> str:
+    """See :attr:`Point.label`."""
+    units = "all" if w_max is None else f"{'WR' if refresh else 'NR'} {w_max}"
+    return f"{units} INT8" if int8 else units
+
+
+def upper_limit(differences: Sequence[float], measure: Measure) -> float:
+    """Upper end of the 95 % interval of a mean difference of at most 1 (accuracy) or of any size (log_prob).
+
+    When the accuracy of no example changed, nothing can be resampled. Then ``n`` examples say no more than that a
+    change has a probability of at most ``1 - 0.025 ** (1 / n)``, and a change loses at most 1.
+
+    Raises:
+        ValueError: for no differences.
+    """
+    if measure == "accuracy" and len(differences) and not np.any(differences):
+        return float(1 - ((1 - CONFIDENCE) / 2) ** (1 / len(differences)))
+    return paired(differences).high
