@@ -18,9 +18,18 @@ _STATEMENT = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 _ANOTHER = re.compile(
-    r"[)\]*_\s]*(?:\bor\b|/|&|,)\s*[*_]*(?:[(\[]\s*[A-Z]\s*[)\]]|[A-Z](?=\s*(?:$|[,.;/&)\n]|or\b)))", re.I
+    r"""[)\]*_\s]*
+    (?: (?:,?\s*\bor\b(?:\s+(?:maybe|perhaps|possibly)\b)?|/|&|,)\s*[*_]*
+        (?:[(\[]\s*[A-Z]\s*[)\]]|[A-Z](?=\s*(?:$|[,.;/&)\n]|or\b)))
+      | ,?\s*\band\s+[*_]*[(\[]?[A-Z][)\]]?(?=[*_]*\s*(?:$|[,.;)\n]))
+    )""",
+    re.IGNORECASE | re.VERBOSE,
 )
+"""What makes two letters of one: "or C", "/C", ", C." and "and C." but not "and C is wrong"."""
 _BOX = re.compile(r"\(?([A-Z])(?:\)?$|\)|[.:]\s)", re.I)
+LONGEST_BOX = 200
+"""Characters; a letter comes first."""
+
 _LONE = re.compile(r"[\s*_$(\[\"]*([A-Z])[\s*_$)\]\".]*", re.I)
 _LONE_WITH_TEXT = re.compile(r"(?:\(([A-Z])\)|([A-Z])[).:])\s+\S.*")
 
@@ -42,8 +51,9 @@ def chosen_letter(answer: str, choices: Sequence[str]) -> str | None:
         hedged = _ANOTHER.match(answer, match.end())
         found.append((match.start(), None if hedged else (match["bracketed"] or match["bare"]).upper()))
     for start, content in boxed(answer):
-        if match_box := _BOX.match(plain_text(content)):
-            found.append((start, match_box[1].upper()))
+        content = plain_text(content[:LONGEST_BOX])
+        if match_box := _BOX.match(content):
+            found.append((start, None if _ANOTHER.match(content, match_box.end()) else match_box[1].upper()))
     letter = max(found, key=itemgetter(0))[1] if found else _lone_letter(answer.strip())
     return letter if letter in choices else None
 

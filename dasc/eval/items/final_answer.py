@@ -14,6 +14,10 @@ _INTEGER = r"\d+|\d{1,3}(?:,\d{3})+"
 _NUMBER = re.compile(rf"(?P<sign>[+-]?)(?:(?P<number>(?:{_INTEGER})(?:\.\d+)?|\.\d+)|(?P<fraction>.+))")
 _SLASH = re.compile(r"(\d+)/(\d+)")
 _FRAC = re.compile(r"\\frac(?:\{(\d+)\}|(\d))(?:\{(\d+)\}|(\d))")
+
+LONGEST = 1000
+"""Characters of an answer; more is running text, and Python refuses to read numbers of some thousand digits."""
+
 _NAMED = re.compile(r"[A-Za-z]\w*=(?=[^=])")
 
 
@@ -21,18 +25,19 @@ def stated_answer(answer: str) -> str | None:
     r"""What ``answer`` gives as its result, or ``None``.
 
     This is the last ``\boxed{..}``; without one, what follows the last ``answer is`` or ``answer:`` in its sentence;
-    without either, the whole of an answer of one line. No number is ever picked out of running text.
+    without either, the whole of an answer of one line. More than 1000 characters are none. No number is ever picked
+    out of running text.
     """
-    boxes = list(boxed(answer))
+    boxes, statements = boxed(answer), list(_STATED.finditer(answer))
     if boxes:
-        return boxes[-1][1].strip()
-    statements = list(_STATED.finditer(answer))
-    if statements:
-        rest = answer[statements[-1].end() :]
-        end = _END.search(rest)
-        return (rest[: end.start()] if end else rest).strip(" *_")
-    line = answer.strip()
-    return line if line and "\n" not in line else None
+        stated = boxes[-1][1].strip()
+    elif statements:
+        stated = _END.split(answer[statements[-1].end() :], maxsplit=1)[0].strip(" *_")
+    else:
+        stated = answer.strip()
+        if "\n" in stated:
+            return None
+    return stated if 0 < len(stated) <= LONGEST else None
 
 
 def normalise(answer: str) -> str:
@@ -44,8 +49,8 @@ def normalise(answer: str) -> str:
 
 
 def number(text: str) -> Fraction | None:
-    r"""The exact value of ``12``, ``-1,234.5``, ``3/4`` or ``\frac{3}{4}``; ``None`` for anything else."""
-    match = _NUMBER.fullmatch(text)
+    r"""The exact value of ``12``, ``-1,234.5``, ``3/4`` or ``\frac{3}{4}``; ``None`` otherwise."""
+    match = _NUMBER.fullmatch(text) if len(text) <= LONGEST else None
     if match is None:
         return None
     sign = -1 if match["sign"] == "-" else 1

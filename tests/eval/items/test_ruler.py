@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from itertools import islice
 from random import Random
 
 import pytest
@@ -13,7 +14,7 @@ from dasc.eval.items import SCORERS, Item
 from dasc.eval.items.ruler import SINGLE_NEEDLE, SUBTASKS, ruler_items
 from dasc.eval.items.ruler.aggregation import COMMON, COMMON_TIMES, UNCOMMON_TIMES
 from dasc.eval.items.ruler.draft import Draft, fitted
-from dasc.eval.items.ruler.invented import linked_passages
+from dasc.eval.items.ruler.invented import invented_names, linked_passages
 from dasc.eval.items.ruler.subtasks import NEEDLES
 from dasc.eval.items.ruler.texts import NOISE, essay, sentences, words
 from tests.eval.items.ruler_solvers import asked_keys, coded_words, documents, listed_words, needles, solve
@@ -215,6 +216,9 @@ def test_invented_names_are_never_part_of_each_other():
     assert len(set(names)) == len(names)
     joined = "|".join(names)
     assert all(joined.count(name) == 1 for name in names)
+    parts = list(islice(invented_names(Random(1)), 10_000))
+    assert len(set(parts)) == len(parts)
+    assert {len(name) for name in parts} == {7}
 
 
 def test_every_question_form_can_be_solved(items):
@@ -249,7 +253,7 @@ def test_lengths_are_those_of_a_real_tokenizer_and_the_warm_prompt_stays_a_prefi
         assert prompt[: len(warm)] == warm
 
 
-@given(st.integers(0, 5), st.integers(1, 9), st.integers(0, 40), st.integers(50, 700))
+@given(st.integers(0, 5), st.integers(1, 9), st.integers(0, 40), st.integers(10, 700))
 def test_fitting_finds_the_largest_size_with_few_counts(least: int, unit: int, fixed: int, budget: int):
     calls = []
 
@@ -265,6 +269,11 @@ def test_fitting_finds_the_largest_size_with_few_counts(least: int, unit: int, f
     best = max(size for size in range(least, 800) if len(draft.prompt(size)) <= budget)
     assert abs(len(fitted(draft, count, budget)) - len(draft.context(best))) <= unit
     assert len(calls) <= 12
+
+
+def test_a_count_that_does_not_grow_is_refused():
+    with pytest.raises(ValueError, match="count_tokens must give more than 7 for a longer text, got 7"):
+        ruler_items(4096, 1, count_tokens=lambda text: 7, subtasks=["vt"])
 
 
 def test_a_length_too_short_for_a_subtask_is_refused_with_the_tokens_that_it_needs():

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 
 import pytest
 from hypothesis import given
@@ -90,6 +91,8 @@ def test_token_f1_is_symmetric_and_1_only_for_the_same_words(said, reference):
         "The correct answer is option B.",
         "The correct option is B because A is wrong.",
         "The answer is B, I think.",
+        "The answer is B and C is wrong.",
+        "The answer is B or so I think.",
         "The best choice is (B), not (C).",
         "The answer is\n\n(B)",
         "\\boxed{B}",
@@ -128,6 +131,13 @@ def test_a_letter_is_found_in_every_usual_form_and_the_last_statement_wins(answe
         "The answer is A-type plasma",
         "The answer is B or C.",
         "The answer is (A) or (B)",
+        "The answer is (A), or perhaps B.",
+        "The answer is B or maybe C.",
+        "The answer is B and C.",
+        "The answer is **(B)** and **(C)**",
+        "\\boxed{(A) or (B)}",
+        "\\boxed{A, B}",
+        "\\boxed{\\text{A or B}}",
         "Answer: A, B, C",
         "Answer: A/B",
         "The answer is not B.",
@@ -165,6 +175,9 @@ def test_every_letter_is_found_alike(letter: str):
         ("\\boxed{1} but then \\boxed{2}", "2"),
         ("$\\boxed{ \\{1, 2\\} }$", "\\{1, 2\\}"),
         ("\\fbox{7}", "7"),
+        ("{ \\boxed{\\boxed{7}} }", "7"),
+        ("\\boxed{1\n}", "1"),
+        ("\\\\{\\boxed{\\}}", "\\}"),
         ("\\boxed{1} and \\boxed{2", "1"),
         ("\\boxed{5}. The answer is verified.", "5"),
         ("The answer is 42. It follows from 7.", "42"),
@@ -231,6 +244,40 @@ def test_a_number_is_the_same_however_it_is_written(top: int, bottom: int):
     forms = [f"{top}/{bottom}", f"{'-' * (top < 0)}\\frac{{{abs(top)}}}{{{bottom}}}"]
     assert len({number(form) for form in forms}) == 1
     assert number(f"{top:,}") == number(str(top)) == number(f"{top}.0") == top
+
+
+def test_what_is_far_too_long_is_no_answer_and_no_error():
+    assert stated_answer(f"\\boxed{{{'7' * 1000}}}") == "7" * 1000
+    assert stated_answer(f"\\boxed{{{'7' * 1001}}}") is None
+    assert score("final_answer", "7", "7" * 5000) == 0
+    assert score("final_answer", f"\\boxed{{{'7' * 5000}}}", "7") == 0
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "\\boxed{",
+        "answer ",
+        "answer is ",
+        "the answer is A",
+        "the correct answer is option ",
+        "\\text{",
+        "* ",
+        "A ",
+        "(A)",
+        ", ",
+        "} {",
+        "answer is" + " " * 99,
+    ],
+)
+def test_an_endless_answer_is_scored_at_once(loop: str):
+    start = time.process_time()
+    for end in ("", "}" * 50_000):
+        answer = loop * (200_000 // len(loop)) + end
+        chosen_letter(answer, LETTERS)
+        stated = stated_answer(answer)
+        assert stated is None or not same_answer(stated, "3")
+    assert time.process_time() - start < 5  # well below a second when nobody else computes
 
 
 def test_a_final_answer_of_another_value_scores_nothing():

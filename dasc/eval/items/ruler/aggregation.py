@@ -13,6 +13,9 @@ from dasc.eval.items.ruler.texts import word_pair, words
 COMMON, COMMON_TIMES, UNCOMMON_TIMES = 10, 30, 3
 EXAMPLE_TIMES, EXAMPLE_UNCOMMON = 3, 10
 LEAST_UNCOMMON = 10
+COMMON_QUESTION = (
+    f"Which {COMMON} words come most often in the list above?\nAnswer: The {COMMON} words that come most often are"
+)
 
 FREQUENT = 3
 ALPHA = 2
@@ -36,15 +39,10 @@ def common_words(rng: Random) -> Draft:
         listed = _list(common * COMMON_TIMES + (others[:size] + more) * UNCOMMON_TIMES, seed)
         return (
             "In each numbered list below, some words come more often than all others. First an example.\n\n"
-            f"{example}\n{_COMMON_QUESTION} {', '.join(shown)}\n\nNow the list that counts.\n\n{listed}\n"
+            f"{example}\n{COMMON_QUESTION} {', '.join(shown)}\n\nNow the list that counts.\n\n{listed}\n"
         )
 
-    return Draft(context, _COMMON_QUESTION, tuple(common), LEAST_UNCOMMON)
-
-
-_COMMON_QUESTION = (
-    f"Which {COMMON} words come most often in the list above?\nAnswer: The {COMMON} words that come most often are"
-)
+    return Draft(context, COMMON_QUESTION, tuple(common), LEAST_UNCOMMON)
 
 
 def _list(entries: list[str], seed: str) -> str:

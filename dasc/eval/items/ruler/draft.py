@@ -35,7 +35,7 @@ def fitted(draft: Draft, count_tokens: CountTokens, most_tokens: int) -> str:
     """The longest context with which the prompt has at most ``most_tokens``.
 
     Raises:
-        ValueError: when the smallest has more.
+        ValueError: when the smallest has more, or for a count that does not grow with the text.
     """
     low, low_tokens = draft.least, count_tokens(draft.prompt(draft.least))
     if low_tokens > most_tokens:
@@ -44,6 +44,8 @@ def fitted(draft: Draft, count_tokens: CountTokens, most_tokens: int) -> str:
     size = low + FIRST_STEP
     while True:
         tokens = count_tokens(draft.prompt(size))
+        if size - FIRST_STEP == draft.least and tokens <= low_tokens:
+            raise ValueError(f"count_tokens must give more than {low_tokens} for a longer text, got {tokens}")
         if tokens > most_tokens:
             high, high_tokens = size, tokens
         else:

@@ -147,7 +147,7 @@ class Passage:
 
 def linked_passages(rng: Random) -> Iterator[tuple[Passage, Passage]]:
     """A passage about a thing and one about the person that it names, without end; no name comes twice."""
-    names = _names(rng)
+    names = invented_names(rng)
     while True:
         person = _person(names)
         thing = _passage(rng, rng.choice(THINGS), next(names), person, names)
@@ -183,7 +183,7 @@ def _person(names: Iterator[str]) -> str:
     return f"{first[:3]} {last}"
 
 
-def _names(rng: Random) -> Iterator[str]:
+def invented_names(rng: Random) -> Iterator[str]:
     """Names of seven letters, so that none is part of another, none twice."""
     seen: set[str] = set()
     while True:

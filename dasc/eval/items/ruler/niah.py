@@ -97,7 +97,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _inserted(haystack: Sequence[str], lines: Sequence[str], places: Sequence[float]) -> list[str]:
-    """``lines`` among the sentences of ``haystack``, each where its place, a share of all letters, comes before it."""
+    """``lines`` between the sentences of ``haystack``, as near to their places, shares of its length, as can be."""
     letters = list(accumulate(map(len, haystack), initial=0))
     text = list(haystack)
     for place, line in sorted(zip(places, lines), reverse=True):

@@ -16,7 +16,7 @@ def question(rng: Random, hops: Literal[1, 2]) -> Draft:
     """An instance; its size is the number of sentences of other documents.
 
     With one hop a document says it. With two, a document about a thing names a person, and another one says what is
-    asked about that person. The other documents are of the same kinds, and as many of them belong together.
+    asked about that person. The other documents are of the same kinds, and belong together in pairs as well.
     """
     seed = str(rng.getrandbits(64))
     pairs = linked_passages(Random(seed))
