@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from dasc.models.tasks import TASKS
 from tests.cli.test_commands import run
 from tests.eval.task_models import save_task_model
 
@@ -38,3 +39,8 @@ def test_wrong_names_are_refused_by_name(folder: Path, options: tuple[str, ...],
     result = run("eval", "interventions", folder, *options)
     assert isinstance(result.exception, ValueError)
     assert message in str(result.exception)
+
+
+def test_all_tasks_that_fit_are_asked_by_default(folder: Path):
+    result = run("eval", "interventions", folder, "--length", "32", "--count", "1", "--json")
+    assert list(json.loads(result.stdout)["tasks"]) == [task for task in TASKS if task != "text"]

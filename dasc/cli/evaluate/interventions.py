@@ -18,7 +18,7 @@ _positive = click.IntRange(min=1)
 
 @click.command()
 @click.argument("model")
-@click.option("--tasks", type=NameList(), help="Tasks of the bundled models, with commas between them; all by default.")
+@click.option("--tasks", type=NameList(), help="Tasks, with commas between them; by default all that fit.")
 @click.option(
     "--length", type=_positive, default=256, show_default=True, help="Tokens of an example and its questions."
 )
@@ -53,11 +53,12 @@ def interventions(
 
     from dasc.eval.files import json_bytes, write_together
     from dasc.eval.interventions import InterventionSettings, measure_interventions
-    from dasc.models.tasks import TASKS
+    from dasc.models.tasks import SHORTEST, TASKS
     from dasc.models.zoo import model_folder
 
     torch.set_num_threads(threads)
-    settings = InterventionSettings(tasks=tasks or tuple(TASKS), **options)
+    fitting = tuple(task for task in TASKS if SHORTEST[task] <= options["length"])
+    settings = InterventionSettings(tasks=fitting if tasks is None else tasks, **options)
     with output_folder(output), progress_bar(len(settings.tasks)) as progress:
         units_path = None if output is None else output / "interventions.jsonl"
         report = measure_interventions(model_folder(model), settings, units_path=units_path, progress=progress)
