@@ -26,6 +26,7 @@ from dasc.reference import (
     layer_fractions,
     mixed_pairs,
     place,
+    random_mask,
     replay_window,
     retained_fractions,
     select_units,
@@ -123,12 +124,14 @@ def build_plan(
     mode: PlacementMode = "off",
     layout: LayoutKind = "ragged",
     dtypes: DtypePolicy = DtypePolicy(),  # noqa: B008 - frozen
+    mask_seed: int | None = None,
 ) -> SelectionPlan:
     """Select the units of ``checkpoint`` at ``w_max`` and fix their placement on each degree of ``ranks``.
 
     Args:
         w_max: cutoff in tokens, at least 4 (section 4.2).
         gate_input: representative gate input ``a_s``; the family's own when ``None``.
+        mask_seed: for comparison (section 5.2): keep as many units of each layer, drawn by this seed.
 
     Raises:
         ValueError: for values outside their range, heads that a degree cannot share, a mode the weights rule out, or a
@@ -137,6 +140,8 @@ def build_plan(
     gate_input = checkpoint.family.default_gate_input if gate_input is None else gate_input
     horizons = static_horizons(checkpoint.gate, gate_input, epsilon)
     mask = select_units(horizons, w_max)
+    if mask_seed is not None:
+        mask = random_mask(mask, mask_seed)
     placements = {p: _place(checkpoint, mask, p, mode) for p in ranks}
     if layout == "padded" and mode != "off":
         raise ValueError(f"storage balancing needs the ragged layout, got layout 'padded' with placement {mode!r}")

@@ -52,6 +52,12 @@ STATE_DTYPES = ("float32", "bfloat16", "float16")
     show_default=True,
     help="Placement that -o writes; the table compares all three.",
 )
+@click.option(
+    "--random-mask",
+    "mask_seed",
+    type=click.IntRange(min=0),
+    help="For comparison: -o keeps as many units, by this seed.",
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the plan to this file (one --w-max).")
 @click.option("--revision", help="Branch, tag or commit on the Hub.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
@@ -67,6 +73,7 @@ def plan(
     state_dtype: str,
     conv_dtype: str,
     placement: str,
+    mask_seed: int | None,
     output: Path | None,
     revision: str | None,
     as_json: bool,
@@ -78,6 +85,8 @@ def plan(
     """
     if output is not None and len(w_max) != 1:
         raise click.UsageError(f"-o writes one plan and needs one --w-max, got {','.join(map(str, w_max))}")
+    if mask_seed is not None and output is None:
+        raise click.UsageError("--random-mask is of the plan that -o writes; the table is of units chosen by horizon")
     import torch
 
     from dasc.geometry import DtypePolicy
@@ -94,7 +103,8 @@ def plan(
     }
     summary = summarise(checkpoint, w_max, budget_bytes=budget, **settings)
     if output is not None:
-        build_plan(checkpoint, w_max[0], mode=placement, **settings).save(output)  # type: ignore[arg-type]
+        written = build_plan(checkpoint, w_max[0], mode=placement, mask_seed=mask_seed, **settings)  # type: ignore[arg-type]
+        written.save(output)
     if as_json:
         click.echo(json.dumps(as_dict(summary), indent=2, allow_nan=False))
         return

@@ -18,7 +18,7 @@ from dasc.geometry import DtypePolicy
 from dasc.layout import Layout, LayoutKind, rank_layouts
 from dasc.models.hybrid import HybridModel, WindowKV
 from dasc.planner import build_plan
-from dasc.reference import RANDOM_MASK_SEEDS, random_mask, replay_window, settle_tokens, static_horizons, unit_windows
+from dasc.reference import RANDOM_MASK_SEEDS, replay_window, settle_tokens, static_horizons
 
 MIN_JUNCTION_TOKENS = 8
 """A shared start shorter than this, such as a role's header, is not worth a checkpoint."""
@@ -186,17 +186,11 @@ def plan_arm(
         layout: unless the arm is padded.
         mask_seed: of a random mask.
     """
-    plan = build_plan(served.checkpoint, w_max, ranks=(), dtypes=dtypes)
-    mask = plan.mask
-    if not arm.selected:
-        mask = torch.ones_like(mask)
-    elif arm.random:
-        mask = random_mask(mask, mask_seed)
+    seed = mask_seed if arm.random else None
+    plan = build_plan(served.checkpoint, w_max, ranks=(), dtypes=dtypes, mask_seed=seed)
+    mask = plan.mask if arm.selected else torch.ones_like(plan.mask)
     [rank_layout] = rank_layouts(plan.geometry, mask, kind="padded" if arm.padded else layout, dtypes=dtypes)
-    if not arm.refresh:
-        return rank_layout, 0
-    horizons = static_horizons(served.checkpoint.gate, plan.gate_input, plan.epsilon)
-    return rank_layout, replay_window(unit_windows(horizons, mask, w_max), w_max)
+    return rank_layout, replay_window(plan.windows, w_max) if arm.refresh else 0
 
 
 def build_engine(prepared: PreparedArm, served: ServedModel, serving: Serving) -> Engine:

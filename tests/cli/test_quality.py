@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 from dasc.cli.evaluate.quality import DEFAULT_METHODS, METHOD_NAMES
@@ -13,6 +14,8 @@ from dasc.cli.main import app, main
 from dasc.eval.quality import server_backend
 from dasc.eval.quality.arms import METHODS
 from dasc.models.tasks import VOCABULARY
+from dasc.plan import SelectionPlan
+from dasc.reference import random_mask
 from tests.eval.quality.fake_server import FakeServer, fake_server
 from tests.eval.replay_runs import save_tiny_model
 
@@ -140,6 +143,23 @@ def test_a_server_is_measured_arm_by_arm_and_arms_are_compared(fake: FakeServer,
     assert [cell["score"] for cell in report["table"]["rows"][-1]["cells"]] == [1.0, 1.0, 1.0]
     assert report == json.loads((tmp_path / "all" / "quality.json").read_text())
     assert "nr 16 - dense" in run(tmp_path / "all", command="compare").stdout
+
+
+def test_a_server_can_be_given_a_random_mask_of_the_same_counts(model: Path, tmp_path: Path):
+    """What an arm ``random 16 1234`` serves."""
+    files = {name: tmp_path / f"{name}.plan" for name in ("nr", "1234", "2027")}
+    for name, file in files.items():
+        seed = [] if name == "nr" else ["--random-mask", name]
+        result = CliRunner().invoke(app, ["plan", str(model), "--w-max", "16", "--tp", "1,2", *seed, "-o", str(file)])
+        assert result.exit_code == 0, result.output
+    plans = {name: SelectionPlan.load(file) for name, file in files.items()}
+    masks = {name: plan.mask for name, plan in plans.items()}
+    assert torch.equal(masks["1234"], random_mask(masks["nr"], 1234))
+    assert not torch.equal(masks["1234"], masks["2027"])
+    assert plans["1234"].layouts(1)[0].counts == plans["nr"].layouts(1)[0].counts
+    assert not plans["1234"].windows[masks["1234"]].any()
+    without_file = CliRunner().invoke(app, ["plan", str(model), "--random-mask", "1"])
+    assert "--random-mask is of the plan that -o writes" in without_file.output
 
 
 def test_chat_goes_to_the_chat_route(fake: FakeServer, questions: Path):
