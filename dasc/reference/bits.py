@@ -22,7 +22,7 @@ QMAX_4 = 7
 """Largest code of four bits; -8 is not used, so that signs are symmetric as in eq. 8."""
 
 HALF = torch.float16
-"""Of 16 bits. Its error is an eighth of bfloat16's, and no state of a trained model comes near its largest number."""
+"""Of 16 bits. Its error is an eighth of bfloat16's; what is beyond its largest number is refused."""
 
 
 class PackedBits(NamedTuple):
@@ -112,11 +112,8 @@ def pack_bits(state: Tensor, bits: Tensor, geometry: StateGeometry) -> PackedBit
             half precision cannot hold.
     """
     check_bits(bits, geometry)
-    if (
-        state.dtype not in (torch.float32, torch.float64)
-        or state.ndim != 5
-        or _without_n(state) != geometry.state_shape
-    ):
+    without_n = tuple(state.shape[:1] + state.shape[2:])
+    if state.dtype not in (torch.float32, torch.float64) or without_n != geometry.state_shape:
         L, *rest = geometry.state_shape
         raise ValueError(f"state must be FP32 or FP64 {[L, 'N', *rest]}, got {state.dtype} {list(state.shape)}")
     units = to_units(state, geometry)
@@ -130,10 +127,6 @@ def pack_bits(state: Tensor, bits: Tensor, geometry: StateGeometry) -> PackedBit
     return PackedBits(
         of_width[32], half, int8.q, _pack_pairs(int4.q.flatten(2)), torch.cat([int8.scales, int4.scales], 1)
     )
-
-
-def _without_n(state: Tensor) -> tuple[int, ...]:
-    return (state.shape[0], *state.shape[2:])
 
 
 def unpack_bits(packed: PackedBits, bits: Tensor, geometry: StateGeometry) -> Tensor:

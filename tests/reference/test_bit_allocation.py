@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dasc.geometry import StateGeometry
 from dasc.reference import select_units
 from dasc.reference.bit_allocation import (
+    _hull,
     allocate_bits,
     decayed_tokens,
     expected_magnitudes,
@@ -147,6 +148,12 @@ def test_decay_is_summed_token_by_token():
         torch.testing.assert_close(
             unit_importance(horizons, horizons.clamp(max=9), tokens, 1e-2), horizons.clamp(max=9) ** 2 * read
         )
+
+
+def test_steps_are_those_of_the_convex_hull():
+    """Out: a point above the line between its neighbours, and points that cost more bytes for as much error or more."""
+    points = [(0, 1.0, 0), (4, 0.9, 4), (5, 0.2, 8), (6, 0.2, 16), (9, 0.0, 32), (9, 0.1, 16), (12, 0.0, 32)]
+    assert _hull(points) == [(0, 1.0, 0), (5, 0.2, 8), (9, 0.0, 32)]
 
 
 def test_wrong_arguments_are_refused():

@@ -90,7 +90,9 @@ def _keep(width: int) -> Allocate:
 def _random(units: Units, budget: int) -> list[Tensor]:
     """As many units of each layer as :func:`_keep` of 8 bits keeps, one allocation a seed."""
     [kept] = _keep(8)(units, budget)
-    return [random_mask(kept == 8, seed).long() * 8 for seed in RANDOM_MASK_SEEDS[: units.seeds]]
+    drawn = [random_mask(kept == 8, seed).long() * 8 for seed in RANDOM_MASK_SEEDS[: units.seeds]]
+    # with all units of a layer kept, or none, there is nothing to draw, and a mean would differ by its rounding
+    return drawn[:1] if all(torch.equal(bits, drawn[0]) for bits in drawn) else drawn
 
 
 def _uniform(width: int) -> Allocate:

@@ -22,7 +22,7 @@ _STYLES = {
     "uniform-8": ("#222222", "D"),
     "uniform-4": ("#222222", "v"),
 }
-_SMALLEST = 1e-4  # losses below it are drawn as if they were none
+_LINEAR = 1e-3  # losses below it are on a linear scale, as 0 and gains are
 
 
 def draw_bits(report: BitsReport, title: str) -> dict[str, bytes]:
@@ -48,7 +48,9 @@ def draw_bits(report: BitsReport, title: str) -> dict[str, bytes]:
         axes.grid(linewidth=0.4, alpha=0.6)
         axes.spines[["top", "right"]].set_visible(False)
         if name != panels[0][0]:
-            axes.set_yscale("symlog", linthresh=_SMALLEST)
+            axes.set_yscale("symlog", linthresh=_LINEAR)
+            lowest = min(value(point.scores[ALL_TASKS]) for point in report.points)
+            axes.set_ylim(bottom=min(lowest, 0) - _LINEAR / 2)
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8, frameon=False)
     figure.suptitle(title, fontsize=11)
     return figure_bytes("bits", figure)

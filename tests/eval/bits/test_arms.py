@@ -76,6 +76,8 @@ def test_random_masks_are_those_of_the_seeds():
     assert len(drawn) == len(RANDOM_MASK_SEEDS)
     assert len({tuple(bits.flatten().tolist()) for bits in drawn}) == len(drawn)
     assert {int(width) for bits in drawn for width in bits.unique()} == {0, 8}
+    for budget in (0, units.uniform_bytes(8)):  # nothing to draw
+        assert len(ARMS["random-int8"](units, budget)) == 1
 
 
 def test_arms_differ_in_what_they_know():
@@ -97,4 +99,4 @@ def test_magnitudes_are_root_mean_squares_over_all_calibration_prefixes(kind: st
     torch.testing.assert_close(units.by_range, unit_importance(horizons, squares.mean(0).sqrt(), 4))
     torch.testing.assert_close(units.by_horizon, unit_importance(horizons, expected_magnitudes(horizons, 30), 4))
     assert units.temporal == torch.float64
-    assert len(ARMS["random-int8"](units, 10**4)) == 2
+    assert len(ARMS["random-int8"](units, units.uniform_bytes(8) // 2)) == 2

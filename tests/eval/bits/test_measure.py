@@ -76,6 +76,20 @@ def test_more_bytes_are_modelled_to_lose_less(folder: Path):
     assert all(p.modelled_loss >= 0.999 * least[p.budget_bytes] for p in measured(folder).points)
 
 
+def test_magnitudes_come_from_other_examples_than_scores(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    drawn: list[list[tuple[int, ...]]] = []
+
+    def recorded(*args):
+        drawn.append([example.context for example in examples(*args)])
+        return examples(*args)
+
+    monkeypatch.setattr(measure, "examples", recorded)
+    measure_bits(folder, dataclasses.replace(SETTINGS, tasks=("copying",), budgets=("1",), seeds=1))
+    [calibration, asked] = drawn
+    assert (len(calibration), len(asked)) == (SETTINGS.calibration, SETTINGS.count)
+    assert not set(calibration) & set(asked)
+
+
 def test_an_interrupted_run_goes_on_and_says_the_same(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path, scored = tmp_path / "units.jsonl", []
 
