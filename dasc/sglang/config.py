@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 from dasc.units import parse_bytes
 
+LEAST_LOG_INTERVAL = 0.1
+"""Seconds."""
 _PREFIX = "DASC_"
 FILE_VARIABLE = "DASC_CONFIG"
 AUTO = "auto"
@@ -197,8 +199,8 @@ def _seconds(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 <= value < math.inf:
-        raise ValueError("seconds, 0 or more")
+    if value != 0 and not LEAST_LOG_INTERVAL <= value < math.inf:
+        raise ValueError(f"seconds, {LEAST_LOG_INTERVAL} or more, or 0 for none")
     return value
 
 

@@ -64,9 +64,10 @@ def test_each_variable_sets_its_field(variable: str, text: str, name: str, value
         ("DASC_POOL", "12 parsecs", "slots"),
         ("DASC_SPILL", "2", "on or off"),
         ("DASC_WATERMARK", "-1", "a whole number of at least 0"),
-        ("DASC_LOG_INTERVAL", "nan", "seconds, 0 or more"),
-        ("DASC_LOG_INTERVAL", "-1", "seconds, 0 or more"),
-        ("DASC_LOG_INTERVAL", "inf", "seconds, 0 or more"),
+        ("DASC_LOG_INTERVAL", "nan", "seconds, 0.1 or more"),
+        ("DASC_LOG_INTERVAL", "-1", "seconds, 0.1 or more"),
+        ("DASC_LOG_INTERVAL", "1e-9", "seconds, 0.1 or more"),
+        ("DASC_LOG_INTERVAL", "inf", "seconds, 0.1 or more"),
     ],
 )
 def test_a_value_out_of_range_is_an_error_that_says_what_was_expected_and_what_came(
