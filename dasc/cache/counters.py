@@ -24,6 +24,7 @@ class Counters:
         unserved_kv_tokens: tokens that KV had but no state served (KV match minus usable).
         refresh_tokens: tokens replayed by compressed hits (DASC-WR).
         refresh_s: seconds of the replays, where they are apart from the requests' own forwards.
+        refreshed_hits: compressed hits that were refreshed, by the form it took (``one_pass``, ``two_pass``).
         unrefreshed_hits: compressed hits that could not be refreshed; their omitted units became zero.
         failed_loads: states that could not be moved or cleared; the request is admitted, and counted, once more.
         stored: checkpoints stored, by what they became first (``compressed``, ``dense``).
@@ -48,6 +49,7 @@ class Counters:
     unserved_kv_tokens: int = 0
     refresh_tokens: int = 0
     refresh_s: float = 0.0
+    refreshed_hits: Labelled = field(default_factory=collections.Counter)
     unrefreshed_hits: int = 0
     failed_loads: int = 0
     stored: Labelled = field(default_factory=collections.Counter)
@@ -73,6 +75,7 @@ class Counters:
 LABELS = {
     "hits": "tier",
     "hit_tokens": "tier",
+    "refreshed_hits": "form",
     "stored": "tier",
     "evictions": "cause",
     "not_cached": "reason",

@@ -174,7 +174,10 @@ class PrefixCache:
             tier = "compressed" if lease.entry.tier is Tier.COMPRESSED else "dense"
             counters.hit_tokens[tier] += match.usable_tokens
             if tier == "compressed":
-                counters.refresh_tokens += self.config.refresh_window(match.usable_tokens, lease.prompt.prompt_tokens)
+                window = self.config.refresh_window(match.usable_tokens, lease.prompt.prompt_tokens)
+                counters.refresh_tokens += window
+                if window:
+                    counters.refreshed_hits["one_pass"] += 1
         counters.hits[tier] += 1
         counters.requests += 1
         counters.prompt_tokens += lease.prompt.prompt_tokens

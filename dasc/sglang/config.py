@@ -56,6 +56,7 @@ class Config:
         pool: of compressed checkpoints, on each rank.
         spill: two-tier: keep dense checkpoints when the compressed pool is full.
         watermark: two-tier: native slots to keep free.
+        refresh: ``two-pass`` keeps a refresh apart from the forwards of requests, ``auto`` only where it must be.
         log_interval: seconds between summary lines in the log, 0 for none.
     """
 
@@ -69,11 +70,12 @@ class Config:
     pool: PoolSize = PoolSize()
     spill: bool = True
     watermark: int = 0
+    refresh: Literal["auto", "two-pass"] = "auto"
     log_interval: float = 60.0
 
     def decisive(self) -> dict[str, str]:
         """Settings by which ranks decide what to store and evict, beside the plan: all must have the same."""
-        names = ("load_policy", "mode", "pool", "spill", "watermark")
+        names = ("load_policy", "refresh", "mode", "pool", "spill", "watermark")
         return {_PREFIX + name.upper(): str(getattr(self, name)) for name in names}
 
 
@@ -152,6 +154,8 @@ def _check(config: Config, settings: Mapping[str, Any]) -> None:
     for name in _TWO_TIER_ONLY:
         if name in settings and config.mode != "two-tier":
             raise ValueError(f"{_PREFIX}{name.upper()} needs DASC_MODE=two-tier, got {config.mode}")
+    if "refresh" in settings and config.load_policy != "wr":
+        raise ValueError(f"DASC_REFRESH needs DASC_LOAD_POLICY=wr, got {config.load_policy}")
 
 
 def _one_of(*choices: str) -> Callable[[str], str]:
@@ -215,5 +219,6 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "pool": _pool,
     "spill": _flag,
     "watermark": _whole(0),
+    "refresh": _one_of("auto", "two-pass"),
     "log_interval": _seconds,
 }

@@ -23,13 +23,15 @@ def register() -> None:
         return
     from dasc.sglang.config import read_config
     from dasc.sglang.refusing import refuse
-    from dasc.sglang.targets import REFRESH_TARGETS, TWO_TIER_TARGETS, check_targets
+    from dasc.sglang.targets import ONE_PASS_TARGETS, REFRESH_TARGETS, TWO_TIER_TARGETS, check_targets
 
     try:
         config = read_config(os.environ)
         check_targets()
         if config is not None and config.load_policy == "wr":
             check_targets(REFRESH_TARGETS)
+            if config.refresh == "auto":
+                check_targets(ONE_PASS_TARGETS)
         if config is not None and config.mode == "two-tier":
             check_targets(TWO_TIER_TARGETS)
     except ValueError as error:

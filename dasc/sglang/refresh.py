@@ -1,9 +1,10 @@
 """DASC-WR in SGLang: a compressed hit replays the end of its cached prefix to refresh the omitted units (section 4.2).
 
-In two passes, for every attention backend: before the forward of a batch with compressed hits, the model runs over the
-windows of these hits, from empty states in the requests' own state slots. What the replay projects goes to scratch KV
-slots; the cached K/V are read, never written. Then SGLang loads the checkpoints over the refreshed states, which leaves
-the omitted units as they are, and runs the batch.
+In one pass where that can be (:mod:`dasc.sglang.forms`): the windows join the batch (:mod:`dasc.sglang.one_pass`). Else
+in two passes: before the forward of a batch with compressed hits, the model runs over the windows of these hits, from
+empty states in the requests' own state slots. What the replay projects goes to scratch KV slots; the cached K/V are
+read, never written. Then SGLang loads the checkpoints over the refreshed states, which leaves the omitted units as they
+are, and runs the batch.
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from dasc.sglang import targets
+from dasc.sglang.forms import batch_obstacle, server_obstacle, widened_obstacle
+from dasc.sglang.one_pass import OnePass
 from dasc.sglang.serving import Serving, stopping
 from dasc.sglang.stopwatch import Stopwatch
+from dasc.sglang.widened_batch import widened_batch
+from dasc.sglang.widening import Widening
 from dasc.sglang.windows import Replay, Scratch, Window
 from dasc.units import format_bytes
 
@@ -42,6 +47,8 @@ class Refresh:
         # By the destinations of a batch's loads, which SGLang hands from the scheduler's batch to the forward.
         self._windows: MutableMapping[Tensor, list[Window | None]] = WeakTensorKeyDictionary()
         self._stopwatch: Stopwatch | None = None
+        self._one_pass = OnePass(serving) if serving.config.refresh == "auto" else None
+        self._said: set[str] = set()
         serving.hooks |= {
             targets.TOKEN_LIMIT: self.token_limit,
             targets.MAKE_ROWS: self.make_rows,
@@ -82,8 +89,8 @@ class Refresh:
             pool_bytes = sum(sizes) if isinstance(sizes, tuple) else sizes
             slots = max_total_num_tokens + scratch.kv_slots + scratch.page_size
             logger.info(
-                "dasc: compressed hits are refreshed in two passes, whatever the attention backend; scratch for %d "
-                "windows of up to %d tokens takes %d tokens (%s) of this rank's KV",
+                "dasc: scratch for %d windows of up to %d tokens, where a refresh takes two passes, takes %d tokens "
+                "(%s) of this rank's KV",
                 scratch.rows,
                 scratch.window_tokens,
                 scratch.kv_slots,
@@ -129,19 +136,54 @@ class Refresh:
     # -- forward ------------------------------------------------------------------------------------------------------
 
     def forward(self, original: Callable[..., T], runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> T:
-        """Before a forward that loads checkpoints: refresh the slots that they are loaded into."""
+        """A forward that loads checkpoints refreshes the slots that they are loaded into."""
         slots = forward_batch.mamba_cow_dst_indices
-        if slots is not None and self._scratch.rows:
-            self._refresh(original, runner, slots, self._windows.pop(slots))
+        if slots is None or not self._scratch.rows:
+            return original(runner, forward_batch, *args, **kwargs)
+        windows, counters = self._windows.pop(slots), self._serving.counters
+        known = [window for window in windows if window is not None]
+        runner.req_to_token_pool.mamba_pool.clear_slots(slots)
+        if not known:
+            return original(runner, forward_batch, *args, **kwargs)
+        widened = self._widened(runner, forward_batch, known)
+        counters.refresh_tokens += sum(len(window.tokens) for window in known)
+        counters.refreshed_hits["two_pass" if widened is None else "one_pass"] += len(known)
+        if widened is not None:
+            assert self._one_pass is not None
+            return self._one_pass.forward(original, runner, forward_batch, *widened, *args, **kwargs)
+        self._replay(original, runner, slots, windows)
         return original(runner, forward_batch, *args, **kwargs)
 
-    def _refresh(
+    def _widened(self, runner: Any, batch: Any, windows: Sequence[Window]) -> tuple[ForwardBatch, Widening] | None:
+        """The batch that takes one pass over ``windows`` too, or ``None`` when that cannot be. The log says why."""
+        never = "DASC_REFRESH asks for it" if self._one_pass is None else server_obstacle(runner)
+        if never is not None:
+            self._say(f"compressed hits are refreshed in two passes: {never}")
+            return None
+        self._say("compressed hits are refreshed in one pass, by the batch that they are in")
+        obstacle = batch_obstacle(runner, batch)
+        if obstacle is None:
+            widening = Widening.of(batch.req_pool_indices_cpu.tolist(), batch.extend_seq_lens_cpu, windows)
+            wide = widened_batch(runner, batch, widening)
+            obstacle = widened_obstacle(runner, batch, wide)
+            if obstacle is None:
+                return wide, widening
+        self._say(f"two passes for a batch with compressed hits: {obstacle}")
+        return None
+
+    def _say(self, line: str) -> None:
+        """In the log, once."""
+        if line not in self._said and get_parallel().tp_rank == 0:
+            logger.info("dasc: %s", line)
+        self._said.add(line)
+
+    def _replay(
         self, model_forward: Callable[..., Any], runner: Any, slots: Tensor, windows: Sequence[Window | None]
     ) -> None:
-        counters, table = self._serving.counters, runner.req_to_token_pool
+        """The first of two passes."""
         if self._stopwatch is None:
             self._stopwatch = Stopwatch(self._count_seconds, slots.device)
-        table.mamba_pool.clear_slots(slots)
+        table = runner.req_to_token_pool
         places = [place for place, window in enumerate(windows) if window is not None]
         known = [window for window in windows if window is not None]
         first_slot = runner.token_to_kv_pool_allocator.size + self._scratch.page_size
@@ -152,7 +194,6 @@ class Refresh:
                 model_forward(runner, batch, None)
                 # else the scheduler took the end of the replay's reads for that of the batch's
                 runner.shared_read_done_event = None
-                counters.refresh_tokens += len(replay.tokens)
 
     def _count_seconds(self, seconds: float) -> None:
         self._serving.counters.refresh_s += seconds

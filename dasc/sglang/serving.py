@@ -31,7 +31,7 @@ from dasc.sglang.plans import load_plan, placement_mode, plan_summary
 from dasc.sglang.pool import CompressedPool
 from dasc.sglang.refusing import EXIT_STATUS, refuse, stop
 from dasc.sglang.served import ServedState
-from dasc.sglang.windows import Scratch
+from dasc.sglang.windows import Scratch, merge_bytes
 from dasc.units import format_bytes
 
 if TYPE_CHECKING:
@@ -173,10 +173,12 @@ class Serving:
             requests=limit if asked is None else min(limit, asked),
             slots_per_request=1 + tracking,
         )
-        scratch = None
+        scratch, tmp_bytes = None, buffer_bytes(plan, ranks)
         if self.config.load_policy == "wr":
             scratch = Scratch.of(int(plan.windows.max()), get_schedule().page_size, demand.requests)
-        tmp_bytes = buffer_bytes(plan, ranks) + (0 if scratch is None else scratch.rows * _row_bytes(configurator))
+            tmp_bytes += scratch.rows * _row_bytes(configurator)
+            if self.config.refresh == "auto":
+                tmp_bytes += merge_bytes(params.mamba_cache_per_req, plan.geometry.num_layers, scratch.rows)
         budget = divide(
             self.config.pool,
             demand,
@@ -325,7 +327,8 @@ def summary(counters: Counters, pool: CompressedPool | TwoTierPool) -> str:
     """One line for the log."""
     held = pool.occupancy()
     tokens = counters.refresh_tokens
-    refreshed = f", {tokens:,} tokens replayed in {counters.refresh_s:.1f} s" if tokens else ""
+    apart = f", {counters.refresh_s:.1f} s of it in passes of their own" if counters.refresh_s else ""
+    refreshed = f", {tokens:,} tokens replayed{apart}" if tokens else ""
     dense = f", {held['dense_checkpoints']:,} dense checkpoints" if "dense_checkpoints" in held else ""
     hits = f" ({counters.hits['dense']:,} from dense checkpoints)" if dense else ""
     return (

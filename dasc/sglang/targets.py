@@ -122,6 +122,31 @@ REFRESH_TARGETS: Mapping[str, tuple[str, ...] | None] = {
     "sglang.srt.mem_cache.kv_loc_plan.KVLocPlan.bind": ("self", "batch", "reader", "cols"),
 }
 
+_LINEAR = "sglang.srt.layers.attention.linear"
+_BACKENDS = (f"{_LINEAR}.gdn_backend.GDNAttnBackend", f"{_LINEAR}.kda_backend.KDAAttnBackend")
+_HYBRID = "sglang.srt.layers.attention.hybrid_linear_attn_backend.HybridLinearAttnBackend"
+PLAN_LINEAR = tuple(f"{backend}.init_forward_metadata" for backend in _BACKENDS)
+EXTEND_LINEAR = tuple(f"{backend}.forward_extend" for backend in _BACKENDS)
+
+# What a refresh in one pass needs besides.
+ONE_PASS_TARGETS: Mapping[str, tuple[str, ...] | None] = {
+    # hooked
+    **dict.fromkeys(PLAN_LINEAR, ("self", "forward_batch")),
+    **dict.fromkeys(EXTEND_LINEAR, ("self", "layer", "forward_batch", "mixed_qkv", "a", "b", "kwargs")),
+    # called or looked at
+    _HYBRID: ("full_attn_backend", "linear_attn_backend", "full_attn_layers"),
+    "sglang.srt.layers.attention.hybrid_attn_backend.HybridAttnBackend": (
+        "model_runner",
+        "prefill_backend",
+        "decode_backend",
+    ),
+    "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend": ("model_runner",),
+    f"{_MEMORY}.HybridReqToTokenPool.mamba2_layer_cache": ("self", "layer_id"),
+    f"{_BATCH}.ForwardMode.MIXED": None,
+    "sglang.srt.state_capturer.routed_experts.get_global_experts_capturer": (),
+    "sglang.srt.state_capturer.indexer_topk.get_global_indexer_capturer": (),
+}
+
 
 _CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 _CORE = "sglang.srt.mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore"

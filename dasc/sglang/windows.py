@@ -136,3 +136,14 @@ class Scratch:
         replay.copy_positions.extend(range(page_start, start))
         replay.copy_slots.extend(range(first_slot, first_slot + start - page_start))
         replay.copy_token_rows.extend([row] * (start - page_start))
+
+
+def merge_bytes(slot_bytes: int, layers: int, windows: int) -> int:
+    """Bytes of the states of one layer that its boundary holds beside the pool: those stored, and those refreshed.
+
+    Args:
+        slot_bytes: of a dense slot.
+        layers: in a slot.
+        windows: of one part.
+    """
+    return 2 * windows * -(-slot_bytes // layers)

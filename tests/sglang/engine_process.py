@@ -59,10 +59,12 @@ class Script:
         self.names += 1
         name = f"request-{self.names}"
         asked, first_token_s = time.perf_counter(), 0.0
+        from_token = turn["prompt_logprobs_from"]
         stream = await self.engine.async_generate(
             input_ids=prompt,
             sampling_params={"temperature": 0, "max_new_tokens": turn["new_tokens"], "ignore_eos": True},
             return_logprob=turn["top_logprobs"] > 0,
+            logprob_start_len=-1 if from_token is None else len(prompt) - len(turn["tokens"]) + from_token,
             top_logprobs_num=turn["top_logprobs"],
             stream=True,
             rid=name,
@@ -82,6 +84,7 @@ class Script:
             "finish": info["finish_reason"]["type"],
             # [(logprob, token, text)] of each generated token, likeliest first
             "top_logprobs": [[(t, p) for p, t, _ in place] for place in info.get("output_top_logprobs", [])],
+            "prompt_logprobs": [p for p, *_ in info.get("input_token_logprobs", [])] if from_token is not None else [],
             "first_token_s": first_token_s,
         }
 

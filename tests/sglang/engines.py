@@ -63,12 +63,14 @@ class Turn:
         new_tokens: to generate.
         top_logprobs: log-probabilities to return for each generated token, the likeliest first.
         abort_after: abort the request once so many tokens are there.
+        prompt_logprobs_from: return log-probabilities of the prompt too, from this one of ``tokens`` on.
     """
 
     tokens: Sequence[int]
     new_tokens: int = 8
     top_logprobs: int = 0
     abort_after: int | None = None
+    prompt_logprobs_from: int | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ class Answer:
         tokens: generated.
         finish: why it ended, ``"length"`` or ``"abort"``.
         top_logprobs: ``(token, log-probability)`` for each generated token, the likeliest first.
+        prompt_logprobs: log-probability of each prompt token that was asked for.
         first_token_s: seconds from the request to its first token.
     """
 
@@ -114,6 +117,7 @@ class Answer:
     tokens: list[int]
     finish: str
     top_logprobs: list[list[tuple[int, float]]] = field(repr=False)
+    prompt_logprobs: list[float] = field(repr=False)
     first_token_s: float = field(compare=False)
 
 

@@ -18,7 +18,7 @@ from dasc.cache.engine import Engine, Request
 from dasc.cache.storage import TensorStorage
 from dasc.geometry import DtypePolicy
 from dasc.layout import rank_layouts
-from dasc.models.hybrid import Batch, HybridModel, KVPool, StatePool, attention, load_hybrid
+from dasc.models.hybrid import Batch, HybridModel, KVPool, StatePool, WindowKV, attention, load_hybrid
 from dasc.plan import SelectionPlan
 from tests.sglang.engines import Turn
 
@@ -59,6 +59,7 @@ def converse(
     plan: SelectionPlan | None = None,
     cached: bool = True,
     refresh: bool = False,
+    window_kv: WindowKV = "replayed",
     dtype: torch.dtype = torch.float64,
 ) -> list[list[PeerAnswer]]:
     """Play conversations one request at a time on a server with room for all their checkpoints.
@@ -71,6 +72,7 @@ def converse(
         plan: store compressed checkpoints by it, and those alone; dense ones without.
         cached: use what is cached.
         refresh: replay the windows of ``plan`` on compressed hits (DASC-WR).
+        window_kv: what their tokens attend to, see :class:`~dasc.models.hybrid.Batch`.
         dtype: that the model computes in and states have.
     """
     config, weights = load_hybrid(folder)
@@ -89,7 +91,7 @@ def converse(
         refresh_window_tokens=int(plan.windows.max()) if refresh and plan is not None else 0,
         policies=(AfterPrompt(),),
     )
-    engine = Engine(model, settings, storage, server_limit=1, prefill_tokens=KV_TOKENS)
+    engine = Engine(model, settings, storage, server_limit=1, prefill_tokens=KV_TOKENS, window_kv=window_kv)
     # transformers builds the norms inside latent attention with its default epsilon, SGLang with the configuration's
     latent_eps = mock.patch.object(attention, "LATENT_NORM_EPS", config.norm_eps)
     with closing(engine), latent_eps:

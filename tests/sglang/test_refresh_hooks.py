@@ -16,7 +16,7 @@ from sglang.srt.model_executor.pool_configurator import MemoryPoolConfig
 from dasc.sglang.config import Config
 from dasc.sglang.refresh import Refresh
 from dasc.sglang.serving import Serving
-from dasc.sglang.targets import REFRESH_TARGETS, TARGETS
+from dasc.sglang.targets import ONE_PASS_TARGETS, REFRESH_TARGETS, TARGETS
 from dasc.sglang.windows import Scratch, Window
 
 
@@ -45,7 +45,7 @@ def collected(hooks: Refresh, reqs: Sequence[Any], compressed: bool = True) -> l
 
 
 def test_what_is_hooked_is_checked_at_start() -> None:
-    assert set(refresh()._serving.hooks) <= {*TARGETS, *REFRESH_TARGETS}
+    assert set(refresh()._serving.hooks) <= {*TARGETS, *REFRESH_TARGETS, *ONE_PASS_TARGETS}
 
 
 def test_scratch_is_taken_from_the_tokens_that_requests_get() -> None:

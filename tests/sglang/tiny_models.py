@@ -19,8 +19,8 @@ _MORE = {
 }
 
 
-def write_model(family: str, folder: Path) -> Path:
-    """Three recurrent blocks and one of attention, the last. All have experts, but for Kimi-Linear's first.
+def write_model(family: str, folder: Path, blocks: int = 4) -> Path:
+    """Every fourth block has attention, the others are recurrent. All have experts, but for Kimi-Linear's first.
 
     Horizons are spread from 2 to 4096 tokens, so that every plan with a cutoff between keeps some units and omits some.
     Qwen3-Next has two value heads a key head and d_k != d_v, which Kimi-Linear cannot have.
@@ -31,7 +31,7 @@ def write_model(family: str, folder: Path) -> Path:
         seed=11,
         vocab_size=VOCAB,
         hidden_size=64,
-        num_blocks=4,
+        num_blocks=blocks,
         num_value_heads=8 if gdn else 4,
         num_key_heads=4,
         head_v_dim=16 if gdn else 32,
@@ -40,7 +40,7 @@ def write_model(family: str, folder: Path) -> Path:
         horizons_tokens=(2.0, 4096.0),
     )
     if gdn:  # SGLang's Qwen3-Next knows no block without experts
-        config = dataclasses.replace(config, expert_blocks=tuple(range(4)))
+        config = dataclasses.replace(config, expert_blocks=tuple(range(blocks)))
         first, second = "model.layers.0.mlp.", "model.layers.1.mlp."
         weights = {name: weight for name, weight in weights.items() if not name.startswith(first)}
         weights |= {name.replace(second, first): -w for name, w in weights.items() if name.startswith(second)}

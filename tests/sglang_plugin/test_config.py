@@ -46,6 +46,11 @@ def test_each_variable_sets_its_field(variable: str, text: str, name: str, value
     assert type(getattr(config, name)) is type(value)
 
 
+def test_a_refresh_can_be_kept_to_two_passes():
+    config = read_config({**ON, "DASC_LOAD_POLICY": "wr", "DASC_REFRESH": "two-pass"})
+    assert config == Config(plan="auto", load_policy="wr", refresh="two-pass")
+
+
 @pytest.mark.parametrize(
     ("variable", "text", "expected"),
     [
@@ -64,6 +69,7 @@ def test_each_variable_sets_its_field(variable: str, text: str, name: str, value
         ("DASC_POOL", "12 parsecs", "slots"),
         ("DASC_SPILL", "2", "on or off"),
         ("DASC_WATERMARK", "-1", "a whole number of at least 0"),
+        ("DASC_REFRESH", "one-pass", "one of auto, two-pass"),
         ("DASC_LOG_INTERVAL", "nan", "seconds, 0.1 or more"),
         ("DASC_LOG_INTERVAL", "-1", "seconds, 0.1 or more"),
         ("DASC_LOG_INTERVAL", "1e-9", "seconds, 0.1 or more"),
@@ -112,6 +118,7 @@ def test_an_unknown_variable_like_no_other_is_an_error_with_all_names():
         ({"DASC_LAYOUT": "padded", "DASC_PLACEMENT": "storage"}, "DASC_PLACEMENT=storage needs DASC_LAYOUT=ragged"),
         ({"DASC_MODE": "compressed-only", "DASC_SPILL": "on"}, "DASC_SPILL needs DASC_MODE=two-tier"),
         ({"DASC_MODE": "compressed-only", "DASC_WATERMARK": "0"}, "DASC_WATERMARK needs DASC_MODE=two-tier"),
+        ({"DASC_REFRESH": "two-pass"}, "DASC_REFRESH needs DASC_LOAD_POLICY=wr, got nr"),
     ],
 )
 def test_settings_that_exclude_each_other_are_an_error(settings: dict[str, str], message: str):
