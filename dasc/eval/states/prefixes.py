@@ -39,14 +39,16 @@ class Prefixes:
     kv: Tensor
 
     def __post_init__(self) -> None:
-        states, kv = _pools(self.model, len(self.tokens), sum(map(len, self.tokens)))
-        expected = {"temporal": states.temporal, "conv": states.conv, "kv": kv.rows}
-        for name, like in expected.items():
-            tensor = getattr(self, name)
-            if tensor.shape != like.shape or tensor.dtype != like.dtype:
-                raise ValueError(
-                    f"{name} must be {like.dtype} {list(like.shape)}, got {tensor.dtype} {list(tensor.shape)}"
-                )
+        states, kv = _pools(self.model, 1, 1)
+        count, rows = len(self.tokens), sum(map(len, self.tokens))
+        for name, like, size in (
+            ("temporal", states.temporal, count),
+            ("conv", states.conv, count),
+            ("kv", kv.rows, rows),
+        ):
+            tensor, expected = getattr(self, name), [like.shape[0], size, *like.shape[2:]]
+            if list(tensor.shape) != expected or tensor.dtype != like.dtype:
+                raise ValueError(f"{name} must be {like.dtype} {expected}, got {tensor.dtype} {list(tensor.shape)}")
 
     def __len__(self) -> int:
         return len(self.tokens)
