@@ -98,8 +98,8 @@ def test_kinds_name_scorers(tmp_path: Path):
 def test_a_conversation_gives_an_item_for_each_question_with_one_warm_prompt(tmp_path: Path):
     conversation = {
         "speaker_a": "Ada",
-        "session_2": [{"speaker": "Ben", "text": "I moved."}],
         "session_10": [{"speaker": "Ada", "text": "Look!", "blip_caption": "a red boat"}],
+        "session_2": [{"speaker": "Ben", "text": "I moved."}],
         "session_2_date_time": "1 May 2023",
     }
     qa = [
