@@ -32,7 +32,8 @@ _positive = click.IntRange(min=1)
 @click.option("--memory", type=ByteSize(), default="5MiB", show_default=True, help="Of the checkpoint pool.")
 @click.option("--measure", type=click.Choice(["accuracy", "log-prob"]), default="accuracy", show_default=True)
 @click.option("--w-max", type=IntList(4), help="Cutoffs in tokens; by the length of the examples unless given.")
-@click.option("--tasks", type=NameList(), help="Tasks of the bundled models, with commas between them; all by default.")
+@click.option("--a-s", "gate_input", type=float, help="Representative gate input; the family's own by default.")
+@click.option("--tasks", type=NameList(), help="Tasks, with commas between them; by default all that fit.")
 @click.option(
     "--length", type=_positive, default=256, show_default=True, help="Tokens of an example and its questions."
 )
@@ -68,7 +69,7 @@ def tune(
     import torch
 
     from dasc.eval.tune import TuneSettings, choose, measure_points
-    from dasc.models.tasks import TASKS
+    from dasc.models.tasks import SHORTEST, TASKS
     from dasc.models.zoo import model_folder
 
     if output is not None:  # better now than after the work
@@ -76,7 +77,8 @@ def tune(
         from dasc.eval.tune.figures import draw_tune
     torch.set_num_threads(threads)
     by: Measure = "accuracy" if measure == "accuracy" else "log_prob"
-    settings = TuneSettings(w_max=w_max or (), tasks=tasks or tuple(TASKS), **options)
+    fitting = tuple(task for task in TASKS if SHORTEST[task] <= options["length"])
+    settings = TuneSettings(w_max=w_max or (), tasks=fitting if tasks is None else tasks, **options)
     with output_folder(output), progress_bar(len(settings.tasks)) as progress:
         units_path = None if output is None else output / "tune.jsonl"
         report = measure_points(model_folder(model), settings, units_path=units_path, progress=progress)

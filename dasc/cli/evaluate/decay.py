@@ -21,7 +21,8 @@ _positive = click.IntRange(min=1)
 @click.command()
 @click.argument("model")
 @click.option("--w-max", type=click.IntRange(min=4), default=32, show_default=True, help="Cutoff in tokens.")
-@click.option("--tasks", type=NameList(), help="Tasks of the bundled models, with commas between them; all by default.")
+@click.option("--a-s", "gate_input", type=float, help="Representative gate input; the family's own by default.")
+@click.option("--tasks", type=NameList(), help="Tasks, with commas between them; by default all that fit.")
 @click.option(
     "--length", type=_positive, default=512, show_default=True, help="Tokens of an example and its questions."
 )
@@ -63,14 +64,15 @@ def decay(
     import torch
 
     from dasc.eval.decay import DecaySettings, measure_decay
-    from dasc.models.tasks import TASKS
+    from dasc.models.tasks import SHORTEST, TASKS
     from dasc.models.zoo import model_folder
 
     if output is not None:  # better now than after the work
         from dasc.eval.decay.figures import draw_decay
         from dasc.eval.files import json_bytes, write_together
     torch.set_num_threads(threads)
-    settings = DecaySettings(tasks=tasks or tuple(TASKS), **options)
+    fitting = tuple(task for task in TASKS if SHORTEST[task] <= options["length"])
+    settings = DecaySettings(tasks=fitting if tasks is None else tasks, **options)
     with output_folder(output), progress_bar(2 * len(settings.tasks)) as progress:
         units_path = None if output is None else output / "decay.jsonl"
         report = measure_decay(model_folder(model), settings, units_path=units_path, progress=progress)

@@ -44,6 +44,7 @@ def _ticks(report: DecayReport) -> list[int]:
 def _over_tokens(axes: Axes, title: str, ylabel: str) -> None:
     axes.set(title=title, xlabel="tokens since the hit", ylabel=ylabel, yscale="log")
     axes.set_xscale("symlog", linthresh=1)
+    axes.set_xlim(left=0)
 
 
 def _first_layer(axes: Axes, report: DecayReport) -> None:

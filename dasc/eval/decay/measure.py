@@ -37,6 +37,7 @@ class DecaySettings:
 
     Attributes:
         w_max: cutoff in tokens.
+        gate_input: representative gate input ``a_s``; the family's own when ``None``.
         tasks: names of :data:`~dasc.models.tasks.TASKS`.
         length: tokens of an example with all its questions.
         count: examples of each task.
@@ -48,6 +49,7 @@ class DecaySettings:
     """
 
     w_max: int
+    gate_input: float | None = None
     tasks: tuple[str, ...] = tuple(TASKS)
     length: int = 512
     count: int = 16
@@ -157,7 +159,7 @@ def measure_decay(
     """
     model = load_task_model(folder, torch.float64)  # or rounding would hide what is left of an error in the end
     checkpoint = read_checkpoint(folder)
-    plan = build_plan(checkpoint, settings.w_max)
+    plan = build_plan(checkpoint, settings.w_max, gate_input=settings.gate_input)
     if plan.mask.all():
         raise ValueError(f"w_max must be above a horizon of the model, or nothing is omitted; got {settings.w_max}")
     horizons = static_horizons(checkpoint.gate, plan.gate_input, plan.epsilon)

@@ -35,6 +35,7 @@ class TuneSettings:
 
     Attributes:
         w_max: cutoffs in tokens; empty for the default of ``length``.
+        gate_input: representative gate input ``a_s``; the family's own when ``None``.
         tasks: names of :data:`~dasc.models.tasks.TASKS`.
         length: tokens of an example with all its questions.
         count: examples of each task.
@@ -43,6 +44,7 @@ class TuneSettings:
     """
 
     w_max: tuple[int, ...] = ()
+    gate_input: float | None = None
     tasks: tuple[str, ...] = tuple(TASKS)
     length: int = 256
     count: int = 50
@@ -114,15 +116,16 @@ def measure_points(
         ValueError: for a model, settings or a file of units that do not fit.
     """
     model, checkpoint = load_task_model(folder), read_checkpoint(folder)
+    gate_input = checkpoint.family.default_gate_input if settings.gate_input is None else settings.gate_input
     described = {
         "model": folder.name,
         "model_sha256": folder_sha256(folder),
         **dataclasses.asdict(settings),
-        "gate_input": checkpoint.family.default_gate_input,
+        "gate_input": gate_input,
         "versions": versions(),
     }
     units = UnitFile(units_path, described)
-    ways = _grid(checkpoint, settings.w_max)
+    ways = _grid(checkpoint, settings.w_max, gate_input)
     measured = []
     for task in settings.tasks:
         drawn = examples(task, settings.length, settings.count, settings.seed)
@@ -151,12 +154,12 @@ def measure_points(
     )
 
 
-def _grid(checkpoint: Checkpoint, cutoffs: tuple[int, ...]) -> list[_Way]:
+def _grid(checkpoint: Checkpoint, cutoffs: tuple[int, ...], gate_input: float) -> list[_Way]:
     """Where nothing is omitted there is nothing to refresh, and the cutoff does not matter."""
     ways = []
     everything = torch.ones(checkpoint.geometry.num_layers, checkpoint.geometry.units_per_layer, dtype=torch.bool)
     for w_max in cutoffs:
-        plan = build_plan(checkpoint, w_max)
+        plan = build_plan(checkpoint, w_max, gate_input=gate_input)
         windows = [0, replay_window(plan.windows, w_max)]
         if windows[1]:
             ways += [_Way(w_max, plan.mask, window, int8) for int8 in (False, True) for window in windows]

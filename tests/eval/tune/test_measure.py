@@ -66,9 +66,11 @@ def test_losses_are_those_of_each_way_by_hand(report: TuneReport, folder: Path):
     assert max(lost) >= point.log_prob.upper > point.log_prob.mean
 
 
-def test_where_nothing_is_omitted_there_is_no_way_to_compress_but_int8(tmp_path: Path):
-    save_tiny_model(tmp_path, vocab_size=448, horizons_tokens=(20.0, 64.0))
-    only = measure_points(tmp_path, TuneSettings(w_max=(4,), tasks=("parity",), length=40, count=2))
+def test_where_nothing_is_omitted_there_is_no_way_to_compress_but_int8(folder: Path):
+    """With a lower gate input all horizons are longer than the cutoff."""
+    settings = TuneSettings(w_max=(4,), gate_input=-8.0, tasks=("parity",), length=40, count=2)
+    only = measure_points(folder, settings)
+    assert only.settings["gate_input"] == -8.0
     assert [point.label for point in only.points] == ["all INT8"]
 
 
