@@ -92,13 +92,28 @@ def expected_magnitudes(horizons: Tensor, prefix_tokens: int, epsilon: float = 1
     return decayed_tokens(horizons, prefix_tokens, epsilon).sqrt()
 
 
+def head_shares(magnitudes: Tensor, geometry: StateGeometry) -> Tensor:
+    """Magnitudes over their head's: a head's output is normalised, so that only errors relative to its state count.
+
+    Args:
+        magnitudes: ``[L, U]`` float64.
+        geometry: of the model.
+
+    Returns:
+        Shaped as ``magnitudes``; squares sum to 1 in each head, or are 0 in a head of zeros. All 1 for GDN, whose unit
+        is the head.
+    """
+    of_head = magnitudes.view(geometry.num_layers, geometry.num_value_heads, geometry.units_per_head)
+    return torch.nn.functional.normalize(of_head, dim=2).flatten(1)
+
+
 def unit_importance(horizons: Tensor, magnitudes: Tensor, use_tokens: int, epsilon: float = 1e-3) -> Tensor:
     """``M_S^2 sum_{t=1..T} alpha_s^(2t)``: what dropping a unit costs, see the head of this module.
 
     Args:
         horizons: ``[L, U]`` float64, tokens.
-        magnitudes: ``[L, U]`` float64, root mean square of ``M_S`` over calibration prefixes, or
-            :func:`expected_magnitudes`.
+        magnitudes: ``[L, U]`` float64, root mean square of ``M_S`` over calibration prefixes, :func:`head_shares` of
+            it, or :func:`expected_magnitudes`.
         use_tokens: ``T``, tokens after the hit that count.
         epsilon: of the horizons.
 

@@ -15,6 +15,7 @@ from dasc.reference.bit_allocation import (
     allocate_bits,
     decayed_tokens,
     expected_magnitudes,
+    head_shares,
     modelled_cost,
     relative_errors,
     unit_importance,
@@ -148,6 +149,14 @@ def test_decay_is_summed_token_by_token():
         torch.testing.assert_close(
             unit_importance(horizons, horizons.clamp(max=9), tokens, 1e-2), horizons.clamp(max=9) ** 2 * read
         )
+
+
+def test_shares_are_of_the_head():
+    magnitudes = torch.tensor([[3.0, 4.0, 0.0, 0.0, 1e-9, 0.0]], dtype=torch.float64)
+    shares = head_shares(magnitudes, kda(layers=1, heads=3, k_dim=2))
+    assert shares.flatten().tolist() == pytest.approx([0.6, 0.8, 0, 0, 1, 0])
+    geometry = gdn(layers=1, key_heads=2)
+    assert head_shares(torch.rand(1, 4, dtype=torch.float64) + 1, geometry).flatten().tolist() == [1.0] * 4
 
 
 def test_steps_are_those_of_the_convex_hull():

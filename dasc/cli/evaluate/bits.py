@@ -57,10 +57,10 @@ def bits(
 ) -> None:
     """Compare bits by horizon with keep-or-drop at equal bytes.
 
-    Each unit has 32, 16, 8, 4 or 0 bits by its horizon, or by its horizon and its magnitude, within a byte budget;
-    keep-or-drop spends the same bytes on whole units in FP32 or INT8. What is dropped is zero on load (NR). Scales
-    count, convolution rows, which are the same in all arms, do not. An interrupted run goes on when it is given the
-    same output folder.
+    Each unit has 32, 16, 8, 4 or 0 bits by its horizon, or by its horizon and its magnitude, whole or as a share of its
+    head's, within a byte budget; keep-or-drop spends the same bytes on whole units in FP32 or INT8. What is dropped is
+    zero on load (NR). Scales count, convolution rows, which are the same in all arms, do not. An interrupted run goes
+    on when it is given the same output folder.
     """
     if output is not None:  # better now than after the work
         from dasc.eval.bits.figures import draw_bits

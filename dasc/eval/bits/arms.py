@@ -16,6 +16,7 @@ from dasc.reference import (
     RANDOM_MASK_SEEDS,
     allocate_bits,
     expected_magnitudes,
+    head_shares,
     pack_bits,
     random_mask,
     state_magnitude,
@@ -33,6 +34,7 @@ class Units:
         geometry: of the model.
         by_horizon: ``[L, U]`` float64, importance from the weights alone.
         by_range: ``[L, U]`` float64, importance with magnitudes measured on calibration prefixes.
+        by_share: ``[L, U]`` float64, importance with these magnitudes relative to their head's.
         seeds: Random masks.
         temporal: dtype of the state.
     """
@@ -40,6 +42,7 @@ class Units:
     geometry: StateGeometry
     by_horizon: Tensor
     by_range: Tensor
+    by_share: Tensor
     seeds: int = len(RANDOM_MASK_SEEDS)
     temporal: torch.dtype = torch.float32
 
@@ -62,6 +65,7 @@ class Units:
             geometry=geometry,
             by_horizon=unit_importance(horizons, expected, use_tokens),
             by_range=unit_importance(horizons, magnitudes, use_tokens),
+            by_share=unit_importance(horizons, head_shares(magnitudes, geometry), use_tokens),
             seeds=seeds,
             temporal=states.dtype,
         )
@@ -106,13 +110,15 @@ ARMS: dict[str, Allocate] = {
     "keep-int8-range": lambda units, budget: [units.allocate(units.by_range, budget, (0, 8))],
     "bits-horizon": lambda units, budget: [units.allocate(units.by_horizon, budget)],
     "bits-range": lambda units, budget: [units.allocate(units.by_range, budget)],
+    "bits-share": lambda units, budget: [units.allocate(units.by_share, budget)],
     "uniform-8": _uniform(8),
     "uniform-4": _uniform(4),
     "random-int8": _random,
 }
 """By name: allocations of a byte budget, none where an arm has nothing of these bytes, several for several seeds.
 
-``keep-*`` keep or drop by horizon, the paper's way, ``keep-int8-range`` by horizon and magnitude; ``bits-*`` give bits.
+``keep-*`` keep or drop by horizon, the paper's way, ``keep-int8-range`` by horizon and magnitude. ``bits-*`` give bits
+by horizon, by horizon and magnitude, or by horizon and magnitude relative to the head's.
 """
 
 

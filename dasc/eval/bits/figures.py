@@ -15,6 +15,7 @@ except ImportError as error:
 _STYLES = {
     "bits-range": ("#c8553d", "o-"),
     "bits-horizon": ("#e0a458", "o-"),
+    "bits-share": ("#7b4b94", "o-"),
     "keep-int8-range": ("#588b8b", "s-"),
     "keep-int8": ("#3b6ea5", "s-"),
     "keep-fp32": ("#7a9cc6", "s--"),

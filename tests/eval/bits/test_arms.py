@@ -11,6 +11,7 @@ from dasc.reference import (
     RANDOM_MASK_SEEDS,
     allocation_bytes,
     expected_magnitudes,
+    head_shares,
     state_magnitude,
     unit_bytes,
     unit_importance,
@@ -28,6 +29,7 @@ def units_of(kind: str = "kda", seed: int = 0) -> Units:
         geometry,
         unit_importance(horizons, expected_magnitudes(horizons, 256), 16),
         unit_importance(horizons, magnitudes, 16),
+        unit_importance(horizons, head_shares(magnitudes, geometry), 16),
     )
 
 
@@ -97,6 +99,8 @@ def test_magnitudes_are_root_mean_squares_over_all_calibration_prefixes(kind: st
     units = Units.of(geometry, horizons, [held, held], prefix_tokens=30, use_tokens=4, seeds=2)
     squares = torch.stack([state_magnitude(held.temporal[:, i], kind) ** 2 for i in range(len(held))])
     torch.testing.assert_close(units.by_range, unit_importance(horizons, squares.mean(0).sqrt(), 4))
+    shares = head_shares(squares.mean(0).sqrt(), geometry)
+    torch.testing.assert_close(units.by_share, unit_importance(horizons, shares, 4))
     torch.testing.assert_close(units.by_horizon, unit_importance(horizons, expected_magnitudes(horizons, 30), 4))
     assert units.temporal == torch.float64
     assert len(ARMS["random-int8"](units, units.uniform_bytes(8) // 2)) == 2

@@ -35,7 +35,7 @@ def measured(folder: Path) -> BitsReport:
 
 def test_the_whole_budget_is_the_dense_state(folder: Path):
     report = measured(folder)
-    for arm in ("keep-fp32", "bits-horizon", "bits-range"):
+    for arm in ("keep-fp32", "bits-horizon", "bits-range", "bits-share"):
         assert report.point(arm, report.dense_bytes).scores == report.dense
     assert report.point("keep-int8", report.dense_bytes).units_of_bits["8"] == 64
 
