@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dasc.accounting import usable_slots
-from dasc.eval.tune.points import Loss, Measure, Point
+from dasc.eval.tune.points import Loss, Measure, Point, fewest_examples
 from dasc.units import format_bytes
 
 
@@ -69,14 +69,15 @@ def choose(
     fitting = [point for point in within if slots(point)]
     dense = f"{usable_slots(memory_bytes, [dense_bytes]):,} dense ones"
     if not within:
-        best = min(points, key=lambda p: p.loss(measure).upper)
+        best = min(points, key=lambda p: (p.loss(measure).upper, p.checkpoint_bytes))
+        least = f" (it takes {fewest_examples(budget):,} or more)" if measure == "accuracy" and 0 < budget < 1 else ""
         return Choice(
             None,
             labels,
             (
                 f"No way of storing checkpoints is known to stay within a loss of {_amount(budget, measure)}.",
                 f"{best.label} comes nearest: it loses {_told(best.loss(measure), measure)}.",
-                f"Measure more examples, allow a larger loss, or keep checkpoints dense: {dense} fit in "
+                f"Measure more examples{least}, allow a larger loss, or keep checkpoints dense: {dense} fit in "
                 f"{format_bytes(memory_bytes)}.",
             ),
         )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from dasc.eval.quality.statistics import CONFIDENCE, paired
 
 Measure = Literal["accuracy", "log_prob"]
+
+_TAIL = (1 - CONFIDENCE) / 2
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Loss:
 
     Attributes:
         mean: over the examples.
-        upper: upper end of the 95 % interval.
+        upper: by :func:`upper_limit`.
     """
 
     mean: float
@@ -65,14 +66,19 @@ def point_label(w_max: int | None, *, refresh: bool, int8: bool) -> str:
 
 
 def upper_limit(differences: Sequence[float], measure: Measure) -> float:
-    """Upper end of the 95 % interval of a mean difference of at most 1 (accuracy) or of any size (log_prob).
+    """Upper end of the 95 % interval of a mean difference.
 
-    When the accuracy of no example changed, nothing can be resampled. Then ``n`` examples say no more than that a
-    change has a probability of at most ``1 - 0.025 ** (1 / n)``, and a change loses at most 1.
+    Losses of accuracy are rare and up to 1, and resampling does not show what no example happened to lose. ``n``
+    examples without a loss say no more than that one has a probability of at most ``1 - 0.025 ** (1 / n)``; so no upper
+    limit of accuracy is below that, and a point is not preferred for the few changes that were seen.
 
     Raises:
         ValueError: for no differences.
     """
-    if measure == "accuracy" and len(differences) and not np.any(differences):
-        return float(1 - ((1 - CONFIDENCE) / 2) ** (1 / len(differences)))
-    return paired(differences).high
+    high = paired(differences).high
+    return max(high, 1 - _TAIL ** (1 / len(differences))) if measure == "accuracy" else high
+
+
+def fewest_examples(budget: float) -> int:
+    """Examples that it takes to show a loss of accuracy of at most ``budget``, within ``(0, 1)``, if none is seen."""
+    return math.ceil(math.log(_TAIL) / math.log1p(-budget))

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dasc.eval.tune import Choice, Loss, Point, choose, pareto, upper_limit
+from dasc.eval.tune.points import fewest_examples
 
 KIB = 1024
 MEMORY = 100 * KIB
@@ -91,6 +92,7 @@ def test_when_nothing_fits_it_says_so():
     none = chosen([MIDDLE, SMALL], budget=0.001)
     assert none.point is None
     assert "NR 16 comes nearest: it loses 0.40 points" in none.explanation[1]
+    assert "Measure more examples (it takes 3,688 or more)" in none.explanation[2]
     assert "4 dense ones fit in 100.00 KiB" in none.explanation[2]
     tight = chosen([BIG, MIDDLE, SMALL], memory_bytes=9 * KIB)
     assert tight.point is None
@@ -104,9 +106,12 @@ def test_wrong_arguments_are_refused(arguments):
         chosen(*arguments)
 
 
-def test_no_change_in_few_examples_is_no_proof():
-    """By the binomial law: with this probability of a change, none in n is seen in 2.5 % of samples."""
+def test_no_loss_in_few_examples_is_no_proof():
+    """By the binomial law: with this probability of a loss, none in n is seen in 2.5 % of samples."""
     for n in (1, 20, 300):
-        assert (1 - upper_limit([0.0] * n, "accuracy")) ** n == pytest.approx(0.025)
+        limit = upper_limit([0.0] * n, "accuracy")
+        assert (1 - limit) ** n == pytest.approx(0.025)
+        assert fewest_examples(limit * 1.0001) == n
+        assert upper_limit([-0.25, *[0.0] * (n - 1)], "accuracy") == limit  # a gain is no proof, either
     assert upper_limit([0.0, 0.0, 1.0, 0.0] * 5, "accuracy") > 0.25
     assert upper_limit([0.1] * 5, "log_prob") == pytest.approx(0.1)
