@@ -50,6 +50,16 @@ def test_each_step_and_each_seed_has_a_batch_of_its_own():
     assert not torch.equal(first, Training.begin(training.recipe, seed=6).batch().tokens)
 
 
+def test_states_are_forgotten_between_context_and_questions_of_the_tasks_that_a_stage_names():
+    stages = (Stage(1, (32,)), Stage(9, (32,), ("recall_single",)))
+    training = Training.begin(dataclasses.replace(small("gdn", batch_tokens=512), curriculum=stages), seed=5)
+    assert training.batch().forget_at.tolist() == [-1] * 16
+    training.step = 1
+    batch = training.batch()
+    assert set(batch.names) == {"recall_single", "parity"}
+    assert batch.forget_at.tolist() == [30 if name == "recall_single" else -1 for name in batch.names]
+
+
 def test_the_state_of_another_seed_is_refused(tmp_path):
     Training.begin(small("gdn"), seed=5).save(tmp_path)
     with pytest.raises(ValueError, match=r"seed must be that of .*, 5, got 6"):

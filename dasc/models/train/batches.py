@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,7 @@ class TrainingBatch:
         weights: ``[S]`` float32, of the loss; the sum is 1.
         answers: ``[S]`` bool, part of an answer rather than of running text.
         names: task of each sequence.
+        forget_at: ``[B]`` int64, position at which the sequence's recurrent states begin anew; -1 for none.
     """
 
     tokens: Tensor
@@ -36,9 +37,12 @@ class TrainingBatch:
     weights: Tensor
     answers: Tensor
     names: tuple[str, ...]
+    forget_at: Tensor
 
 
-def draw_batch(names: Sequence[str], length: int, rng: np.random.Generator) -> TrainingBatch:
+def draw_batch(
+    names: Sequence[str], length: int, rng: np.random.Generator, forgotten: Collection[str] = ()
+) -> TrainingBatch:
     """One sequence of each named task.
 
     A sequence with ``n`` scored tokens weighs as ``sqrt(n)``, so that neither long answers nor short ones rule.
@@ -47,12 +51,14 @@ def draw_batch(names: Sequence[str], length: int, rng: np.random.Generator) -> T
         names: of :data:`~dasc.models.tasks.TASKS`; may repeat.
         length: tokens of each sequence.
         rng: to draw from.
+        forgotten: tasks whose recurrent states are zeroed before the questions.
     """
-    tokens, rows, positions, targets, weights, answers = [], [], [], [], [], []
+    tokens, rows, positions, targets, weights, answers, forget_at = [], [], [], [], [], [], []
     for row, name in enumerate(names):
         example = TASKS[name](rng, length)
         sequence, scored, said = example.sequence()
         tokens.append(sequence)
+        forget_at.append(len(example.context) if name in forgotten else -1)
         parts = [(scored, said, 1.0)]
         if example.language:
             context = len(example.context)
@@ -72,4 +78,5 @@ def draw_batch(names: Sequence[str], length: int, rng: np.random.Generator) -> T
         weights=weight_of / weight_of.sum(),
         answers=torch.tensor(answers),
         names=tuple(names),
+        forget_at=torch.tensor(forget_at),
     )

@@ -6,6 +6,7 @@ forwards is left out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -20,13 +21,17 @@ from dasc.models.hybrid.weights import WeightReader, rms_norm
 from dasc.models.train.delta_rule import BLOCK, delta_rule
 
 
-def hidden_states(config: HybridConfig, weights: Mapping[str, Tensor], tokens: Tensor) -> tuple[Tensor, Tensor]:
+def hidden_states(
+    config: HybridConfig, weights: Mapping[str, Tensor], tokens: Tensor, forget_at: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """What the output projection reads, and that projection; differentiable with respect to ``weights``.
 
     Args:
         config: of a model without experts.
         weights: by name, FP32 or FP64.
         tokens: ``[B, T]`` int64, sequences of equal length from position 0.
+        forget_at: ``[B]`` int64, position before which each sequence's recurrent states are zeroed; -1 for none. The
+            short convolution still reads what stood before.
 
     Returns:
         ``[B, T, hidden]`` after the final norm, and ``[vocab, hidden]``.
@@ -39,20 +44,23 @@ def hidden_states(config: HybridConfig, weights: Mapping[str, Tensor], tokens: T
     shape = tokens.shape
     positions = torch.arange(shape[1]).repeat(B)
     mask = torch.ones(shape[1], shape[1], dtype=torch.bool).tril()
+    forget = None if forget_at is None else (torch.arange(shape[1]) == forget_at[:, None]).flatten()
     x = embedding[tokens.flatten()]
     for block in blocks:
         normed = rms_norm(x, block.mixer_norm, block.eps)
         if isinstance(block.mixer, Attention):
             x = x + _attend(block.mixer, normed, shape, positions, mask)
         else:
-            x = x + _recur(block.mixer, normed, shape)
+            x = x + _recur(block.mixer, normed, shape, forget)
         x = block.feed(x)
     return rms_norm(x, final_norm, config.norm_eps).view(*shape, -1)[:, :T], head
 
 
-def logits(config: HybridConfig, weights: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
+def logits(
+    config: HybridConfig, weights: Mapping[str, Tensor], tokens: Tensor, forget_at: Tensor | None = None
+) -> Tensor:
     """Logits ``[B, T, vocab]``; arguments as :func:`hidden_states`."""
-    hidden, head = hidden_states(config, weights, tokens)
+    hidden, head = hidden_states(config, weights, tokens, forget_at)
     return hidden @ head.T
 
 
@@ -63,12 +71,14 @@ def _attend(layer: Attention, x: Tensor, shape: torch.Size, positions: Tensor, m
     return layer.output(x, attend(q, k, v, mask, layer.scale).flatten(0, 1))
 
 
-def _recur(layer: Recurrent, x: Tensor, shape: torch.Size) -> Tensor:
+def _recur(layer: Recurrent, x: Tensor, shape: torch.Size, forget: Tensor | None) -> Tensor:
     projected = layer.project(x)
     channels, width = layer.conv_weight.shape
     qkv = pad(projected.qkv.view(*shape, channels).mT, (width - 1, 0))
     qkv = silu(conv1d(qkv, layer.conv_weight.unsqueeze(1), groups=channels)).mT
     g, beta = _log_decay(layer, projected.decay), projected.beta.sigmoid()
+    if forget is not None:
+        g = g.masked_fill(forget.view(-1, *[1] * (g.ndim - 1)), -math.inf)
     operands = Operands.of(qkv.flatten(0, 1), g[None], beta[None], layer.geometry)
     o = delta_rule(*(t.reshape(*shape, *t.shape[2:]) for t in operands))
     return layer.output(o.flatten(0, 1), projected.gate)

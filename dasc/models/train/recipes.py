@@ -21,17 +21,25 @@ class Stage:
     Attributes:
         until: the step it ends before.
         lengths: tokens of a sequence, one of these for each batch.
+        forgotten: tasks whose recurrent states are zeroed before the questions, so that attention has to answer them.
     """
 
     until: int
     lengths: tuple[int, ...]
+    forgotten: tuple[str, ...] = ()
+
+
+# Contexts this short fit into the recurrent states, and small models learn to recall from these before they learn to
+# attend. Where contexts are long the states are too small, and attention has to recall: as here in the later stages.
+_RECALL = ("recall_single", "recall_multi", "multi_value")
 
 
 CURRICULUM = (
     Stage(2_000, (32, 64)),
     Stage(2_600, (64, 128)),
-    Stage(3_800, (64, 128, 256)),
-    Stage(6_000, (128, 256, 512)),
+    Stage(3_700, (64, 128, 256)),
+    Stage(4_600, (64, 128, 256), _RECALL),
+    Stage(6_000, (128, 256, 512), _RECALL),
 )
 
 
@@ -61,9 +69,9 @@ class Recipe:
     clip: float = 1.0
     curriculum: tuple[Stage, ...] = CURRICULUM
 
-    def lengths(self, step: int) -> tuple[int, ...]:
-        """Lengths of sequences at a step."""
-        return next(stage.lengths for stage in self.curriculum if step < stage.until)
+    def stage(self, step: int) -> Stage:
+        """The part of the curriculum that a step belongs to."""
+        return next(stage for stage in self.curriculum if step < stage.until)
 
     def rate(self, step: int) -> float:
         """Learning rate at a step."""

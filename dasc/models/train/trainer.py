@@ -110,7 +110,7 @@ class Training:
         batch = self.batch()
         for group in self.optimizer.param_groups:
             group["lr"] = recipe.rate(self.step)
-        hidden, head = hidden_states(recipe.config, self.weights, batch.tokens)
+        hidden, head = hidden_states(recipe.config, self.weights, batch.tokens, batch.forget_at)
         logits = hidden[batch.rows, batch.positions] @ head.T
         loss = (cross_entropy(logits, batch.targets, reduction="none") * batch.weights).sum()
         self.optimizer.zero_grad()
@@ -125,12 +125,13 @@ class Training:
     def batch(self) -> TrainingBatch:
         """What the next update learns from."""
         rng = np.random.default_rng((self.seed, self.step))
-        length = int(rng.choice(self.recipe.lengths(self.step)))
+        stage = self.recipe.stage(self.step)
+        length = int(rng.choice(stage.lengths))
         names = [name for name in self.recipe.tasks if length >= SHORTEST[name]]
         weights = np.array([_LEAST_WEIGHT + 1 - self.accuracy[name] for name in names])
         sequences = max(self.recipe.batch_tokens // length, 1)
         chosen = rng.choice(len(names), size=sequences, p=weights / weights.sum())
-        return draw_batch([names[i] for i in chosen], length, rng)
+        return draw_batch([names[i] for i in chosen], length, rng, stage.forgotten)
 
     def _note(self, batch: TrainingBatch, right: Tensor) -> None:
         for name in dict.fromkeys(batch.names):
