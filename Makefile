@@ -7,7 +7,7 @@ SGLANG_REQUIREMENTS := tests/sglang/requirements.txt tests/sglang/requirements-n
 OUT ?= build
 SIZE ?= usual
 
-.PHONY: help venv run plan test test-sglang lint bench clean
+.PHONY: help venv run plan test test-sglang lint bench results clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -51,6 +51,9 @@ bench: venv ## measure against peers, floors and copy bandwidth (five minutes; S
 	$(BIN)/python -m pytest benchmarks/bench_*.py --benchmark-only --benchmark-columns=median,iqr,rounds \
 		--size $(SIZE) --benchmark-json=$(OUT)/bench.json
 	$(BIN)/python benchmarks/report.py $(OUT)/bench.json $(OUT)/bench.md
+
+results: venv ## measure everything in docs/results.md again on the bundled models, and write it (two hours on a core)
+	$(BIN)/python -m benchmarks.results -o $(OUT)/results
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) $(SGLANG_VENV) $(OUT) .pytest_cache .hypothesis .mypy_cache .ruff_cache

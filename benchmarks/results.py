@@ -1,0 +1,105 @@
+"""Every table of ``docs/results.md``, from the bundled models: run the commands, then write the page.
+
+    python -m benchmarks.results -o build/results            # all of it: half an hour a model on a core
+    python -m benchmarks.results -o build/results --only kda-bits,gdn-bits
+    python -m benchmarks.results -o build/results --page-only
+
+Each command has a folder of its own and goes on there when it was interrupted. A finished one is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.results_page import page
+from dasc.models.zoo import MODELS
+
+W_GRID = "32,64,128,256"
+W_MAX = "128"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One command.
+
+    Attributes:
+        model: whom it is about.
+        name: of the protocol.
+        arguments: of ``dasc``, without the folder.
+    """
+
+    model: str
+    name: str
+    arguments: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.model}-{self.name}"
+
+    @property
+    def command(self) -> str:
+        return f"dasc {self.arguments} -o {self.key}"
+
+
+def experiments(models: tuple[str, ...] = MODELS) -> list[Experiment]:
+    """All of them, in the order of the page."""
+    protocols = {
+        "interventions": "eval interventions {} --length 128 --count 100 --arms "
+        "baseline,zero-full-kv,zero-temporal,zero-linear,zero-both",
+        "horizons": "eval horizons {}",
+        "quality": f"eval quality tasks --model {{}} --length 256 --count 30 --w-max {W_GRID} "
+        "--arms dense,nr,wr,random,padded,int8,int8-all",
+        "bits": "eval bits --model {} --length 128 --count 32",
+        "decay": f"eval decay {{}} --w-max {W_MAX} --length 256",
+        "tune": "tune {} --quality-budget 0.02 --measure log-prob --memory 2MiB --length 128",
+    }
+    return [Experiment(model, name, text.format(model)) for name, text in protocols.items() for model in models]
+
+
+def main() -> None:
+    """Run what is not finished, then write the page."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.results", description=__doc__.split("\n\n")[0])
+    parser.add_argument("-o", "--output", type=Path, required=True, help="folder of all results")
+    parser.add_argument("--only", help="keys of experiments, with commas between them")
+    parser.add_argument("--page", type=Path, default=Path("docs/results.md"), help="(default docs/results.md)")
+    parser.add_argument("--page-only", action="store_true", help="run nothing")
+    given = parser.parse_args()
+    planned = experiments()
+    known = [experiment.key for experiment in planned]
+    wanted = known if given.only is None else given.only.split(",")
+    unknown = sorted(set(wanted) - set(known))
+    if unknown:
+        parser.error(f"--only must name experiments out of {', '.join(known)}, got {unknown[0]}")
+    for experiment in planned:
+        if experiment.key in wanted and not given.page_only:
+            _run(experiment, given.output)
+    given.page.write_text(page(given.output, {e.key: e.command for e in planned}))
+    print(f"written: {given.page}")
+
+
+def _run(experiment: Experiment, output: Path) -> None:
+    folder = output / experiment.key
+    finished = folder / "finished.json"
+    if finished.exists() and json.loads(finished.read_text())["command"] == experiment.command:
+        print(f"{experiment.key}: finished before")
+        return
+    print(f"{experiment.key}: {experiment.command}", flush=True)
+    began = time.monotonic()
+    arguments = [*shlex.split(experiment.arguments), "-o", str(folder)]
+    status = subprocess.run([sys.executable, "-m", "dasc", *arguments], stdout=subprocess.DEVNULL).returncode
+    # dasc tune ends with 1 when nothing is within the budget, which is a result
+    if status not in ((0, 1) if experiment.name == "tune" else (0,)):
+        raise SystemExit(f"{experiment.key} ended with status {status}")
+    seconds = round(time.monotonic() - began)
+    finished.write_text(json.dumps({"command": experiment.command, "seconds": seconds}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""The page of results, written from the files that the commands leave. It has no figure of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dasc.models.zoo import MODELS, model_folder
+
+_INTRODUCTION = """# Results
+
+Measured on the three small hybrids in `dasc/models/zoo`, which were trained here: figures say how a method behaves, not
+what it would cost a large model. Every table is made by the command above it; `make results` runs them all and writes
+this page from their files. Every command takes the folder of another small model as well, and `dasc eval quality --url`
+a server with a model of any size. Greedy answers, FP32, seeds as in the files. Brackets are 95 % intervals.
+
+The quantities are explained in [quality.md](quality.md) (protocol and statistics) and [omission.md](omission.md).
+"""
+
+
+def page(folder: Path, commands: Mapping[str, str]) -> str:
+    """Markdown of all experiments in ``folder`` that are finished; what is not is said.
+
+    Args:
+        folder: with one folder for each experiment.
+        commands: by key, ``MODEL-NAME``.
+    """
+    sections = [_INTRODUCTION, "## The models\n", _models()]
+    for name, (title, render) in _SECTIONS.items():
+        sections.append(f"## {title}\n")
+        for model in MODELS:
+            key = f"{model}-{name}"
+            sections.append(f"### {model}\n\n    {commands[key]}\n")
+            path = folder / key / f"{name}.json"
+            sections.append(render(json.loads(path.read_text())) if path.exists() else "Not measured.\n")
+    return "\n".join(sections)
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table whose first column is text."""
+    rule = ["---"] + ["---:"] * (len(header) - 1)
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in [header, rule, *rows])
+
+
+def _models() -> str:
+    """How much of each task a model answers dense, by length, from the file that its training left."""
+    parts = []
+    for model in MODELS:
+        found = json.loads((model_folder(model) / "training.json").read_text())
+        lengths = sorted({int(length) for of_task in found["scores"].values() for length in of_task})
+        rows = [
+            [task, *(f"{of_task[str(n)]['right']:.1%}" if str(n) in of_task else "" for n in lengths)]
+            for task, of_task in found["scores"].items()
+        ]
+        parts.append(
+            f"**{model}**: {found['parameters']:,} parameters, {found['steps']:,} steps, `{found['command']}`.\n"
+            f"Questions answered right, by length:\n\n{_table(['task', *map(str, lengths)], rows)}"
+        )
+    return "\n".join(parts)
+
+
+def _interventions(found: Mapping[str, Any]) -> str:
+    arms = found["settings"]["arms"]
+    rows = [
+        [task, *(f"{of[arm]['share']:.3f} [{of[arm]['low']:.2f}, {of[arm]['high']:.2f}]" for arm in arms)]
+        for task, of in found["tasks"].items()
+    ]
+    return _table(["task", *arms], rows)
+
+
+def _horizons(found: Mapping[str, Any]) -> str:
+    rows = []
+    for name, label in (("fixed", "the family's"), ("calibrated", "calibrated on even prefixes, odd ones shown")):
+        of = found[name]
+        pairs = [of["empirical"]["pooled"], of["magnitude"]["pooled"]]
+        shown = [f"{p['median']:.3f} [{p['q1']:.3f}, {p['q3']:.3f}]" for p in pairs]
+        rows.append([label, f"{of['gate_input']:g}", str(len(of["prefixes"])), *shown])
+    tokens = ", ".join(f"{value:,.0f}" for value in found["quantiles_tokens"])
+    table = _table(["`a_s`", "value", "prefixes", "`H_s`, `H_e`: median [quartiles]", "`H_s`, `M_S`"], rows)
+    return f"{table}\nStatic horizons, tokens, at 0, 5, 25, 50, 75, 95 and 100 %: {tokens}.\n"
+
+
+def _quality(found: Mapping[str, Any]) -> str:
+    rows, keys = [], [(c["method"], c["w_max"]) for c in found["table"]["rows"][0]["cells"]]
+    for row in found["table"]["rows"]:
+        cells = []
+        for cell in row["cells"]:
+            spread = "" if cell["sd"] is None else f" ± {cell['sd']:.3f}"
+            cells.append(f"{cell['score']:.3f}{spread}")
+        rows.append([row["task"], str(row["items"]), f"{row['hit']:.3f}", *cells])
+    header = ["task", "items", "hit", *(" ".join(str(part) for part in key if part is not None) for key in keys)]
+    compared = [
+        [
+            f"{c['first']} - {c['second']}",
+            _difference(c["difference"]),
+            f"{c['difference']['p']:.4f}",
+            f"{c['p_holm']:.4f}",
+        ]
+        for c in found["table"]["comparisons"]
+        if c["task"] == "all items"
+    ]
+    kept = [
+        [
+            arm["label"],
+            f"{arm['settings']['units_kept'] / arm['settings']['units']:.1%}",
+            f"{arm['settings']['compression']:.2f}",
+        ]
+        for arm in found["arms"]
+        if arm["mask_seed"] is None
+    ]
+    return "\n".join(
+        [
+            _table(header, rows),
+            "Differences over all items, in points of score:\n",
+            _table(["arms", "difference", "p", "p, Holm"], compared),
+            "What is stored:\n",
+            _table(["arm", "units", "dense bytes / bytes"], kept),
+            *(f"**Failed:** {failure}\n" for failure in found["table"]["failures"]),
+        ]
+    )
+
+
+def _difference(paired: Mapping[str, float]) -> str:
+    return f"{paired['mean']:+.3f} [{paired['low']:+.3f}, {paired['high']:+.3f}]"
+
+
+def _bits(found: Mapping[str, Any]) -> str:
+    arms = list(dict.fromkeys(point["arm"] for point in found["points"]))
+    budgets = sorted({point["budget_bytes"] for point in found["points"]})
+    points = {(point["arm"], point["budget_bytes"]): point["scores"]["all"] for point in found["points"]}
+    dense = found["dense"]["all"]
+
+    def cell(arm: str, budget: int) -> str:
+        score = points.get((arm, budget))
+        return "" if score is None else f"{score['accuracy']:.3f} ({dense['log_prob'] - score['log_prob']:.3f})"
+
+    rows = [[f"{budget / found['dense_bytes']:.1%}", *(cell(arm, budget) for arm in arms)] for budget in budgets]
+    compared = [
+        [f"{c['arm']} - {c['other']}", f"{c['budget_bytes'] / found['dense_bytes']:.1%}", _difference(c["paired"])]
+        for c in found["differences"]
+        if c["task"] == "all" and c["measure"] == "log_prob" and c["arm"] in ("bits-horizon", "bits-range")
+    ]
+    return (
+        "Accuracy over all tasks, and nats lost an answer, at equal bytes of the temporal states; "
+        f"dense {dense['accuracy']:.3f}:\n\n"
+        f"{_table(['bytes', *arms], rows)}\nDifferences of log-probability, nats an answer:\n\n"
+        f"{_table(['arms', 'bytes', 'difference'], compared)}"
+    )
+
+
+def _decay(found: Mapping[str, Any]) -> str:
+    ticks = found["settings"]["ticks"]
+    trace = found["traces"]["all"]
+    rows = []
+    for arm, of in trace["arms"].items():
+        errors = [sum(error) / sum(norm) for error, norm in zip(of["error"], trace["norm"], strict=True)]
+        rows.append([f"{arm}: squared error of the states", *(f"{error:.2g}" for error in errors)])
+        rows.append([f"{arm}: KL of the predictions, nats", *(f"{kl:.2g}" for kl in of["kl"]), ""])
+    rows.append(["left of the omission by static horizons", *(f"{share:.2g}" for share in found["remaining"])])
+    suffixes = [str(n) for n in found["settings"]["suffixes"]]
+    policies = [
+        [
+            policy["name"],
+            f"{policy['replayed_tokens']:.0f}",
+            "{:+.3f} [{:+.3f}, {:+.3f}]".format(*policy["accuracy_loss"]),
+            "{:+.3f} [{:+.3f}, {:+.3f}]".format(*policy["log_prob_loss"]),
+            *(f"{log_prob:+.3f}" for _, log_prob, _ in policy["by_suffix"]),
+        ]
+        for policy in found["policies"]
+    ]
+    header = ["refreshed", "tokens a hit", "accuracy lost", "nats lost", *(f"{n} new" for n in suffixes)]
+    kept = f"`W_max` {found['settings']['w_max']}, {found['units_kept']:.1%} of the units kept.\n"
+    return "\n".join(
+        [
+            kept,
+            _table(["tokens since the hit", *map(str, ticks)], rows),
+            "Hits refreshed never, when fewer prompt tokens than a threshold are new, or always; nats by new tokens:\n",
+            _table(header, policies),
+        ]
+    )
+
+
+def _tune(found: Mapping[str, Any]) -> str:
+    rows = [
+        [
+            p["label"] + (" *" if p["label"] in found["front"] else ""),
+            f"{p['checkpoint_bytes']:,}",
+            str(p["replay_tokens"]),
+            *(f"{p[m]['mean']:+.4f} (at most {p[m]['upper']:+.4f})" for m in ("accuracy", "log_prob")),
+        ]
+        for p in found["points"]
+    ]
+    table = _table(["way", "bytes", "replayed tokens", "accuracy lost", "nats lost"], rows)
+    return f"{' '.join(found['explanation'])}\n\n{table}\n\\* on the front of bytes against the measured loss.\n"
+
+
+_SECTIONS = {
+    "interventions": ("Which part of a cached prefix carries what: table 1(a)", _interventions),
+    "horizons": ("Static horizons against observed signals: table 1(b)", _horizons),
+    "quality": ("Quality by warm-up and replay: table 2", _quality),
+    "tune": ("Choosing `W_max`", _tune),
+    "bits": ("Bits by horizon", _bits),
+    "decay": ("How long an omission hurts", _decay),
+}
