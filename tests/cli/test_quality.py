@@ -74,7 +74,7 @@ def test_a_run_leaves_every_figure_and_setting_and_goes_on_from_there(model: Pat
     assert report["model"] == "tiny"
     assert (report["shared"]["items"], report["shared"]["slots"], report["shared"]["block_items"]) == (8, 512, 3)
     assert report["run"]["ops"] == "fast"
-    assert len(report["run"]["model_sha256"]) == len(report["shared"]["items_sha256"]) == 64
+    assert len(report["shared"]["model_sha256"]) == len(report["shared"]["items_sha256"]) == 64
     assert [arm["label"] for arm in report["arms"]] == [
         "dense",
         "nr 16",

@@ -68,6 +68,7 @@ def evaluate(
     protocol: Protocol,
     *,
     model: str,
+    model_sha256: str | None,
     run: dict[str, Any],
     log_path: Path | None = None,
     progress: Callable[[str, int], None] = lambda label, requests: None,
@@ -80,6 +81,7 @@ def evaluate(
         make_backend: starts the backend of an arm; called only for arms with a block that is not finished.
         protocol: how all of them are measured.
         model: name for tables.
+        model_sha256: of its weights, ``None`` where they are not at hand.
         run: settings besides those of :func:`shared_settings`, as plain JSON values.
         log_path: of the file of finished blocks; ``None`` keeps none.
         progress: called with the label of an arm and the number of requests just done.
@@ -92,7 +94,7 @@ def evaluate(
     if not labels or len(set(labels)) != len(labels):
         raise ValueError(f"arms must hold at least one and none twice, got {labels}")
     blocks = make_blocks(items, protocol.block_items)
-    shared = shared_settings(items, protocol)
+    shared = {"model_sha256": model_sha256, **shared_settings(items, protocol)}
     log = UnitLog({"model": model, "arms": labels, **shared, **run}, log_path)
     results = []
     for spec in arms:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dasc.eval.files import figure_bytes
@@ -40,13 +41,12 @@ def draw_quality(table: QualityTable) -> dict[str, bytes]:
     return files
 
 
-def _panels(table: QualityTable, draw: object) -> Figure:
+def _panels(table: QualityTable, draw: Callable[[Axes, Row, QualityTable], None]) -> Figure:
     columns = min(_COLUMNS, len(table.rows))
     lines = math.ceil(len(table.rows) / columns)
     figure = Figure(figsize=(3.6 * columns + 1.2, 3.0 * lines), layout="constrained")
     panels = figure.subplots(lines, columns, squeeze=False).flatten()
     for axes, row in zip(panels, table.rows):
-        assert callable(draw)
         draw(axes, row, table)
         axes.set_title(f"{row.model}: {row.task}".replace("$", r"\$"), fontsize=9)
         axes.grid(linewidth=0.4, alpha=0.6)
@@ -65,7 +65,8 @@ def _accuracy(axes: Axes, row: Row, table: QualityTable) -> None:
     if dense is not None:
         axes.axhline(dense.score, color=COLOURS["dense"], linewidth=1.0, linestyle="--", label="dense")
     for method in ("random", "nr", "wr", "int8"):
-        cells = sorted((c.w_max, c) for c in row.cells if c.method == method and c.w_max is not None)
+        found = [(c.w_max, c) for c in row.cells if c.method == method and c.w_max is not None]
+        cells = sorted(found, key=lambda pair: pair[0])
         if not cells:
             continue
         w_max, scores = [w for w, _ in cells], [cell.score for _, cell in cells]

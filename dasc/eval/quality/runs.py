@@ -100,12 +100,19 @@ def run_bundled(
     run = {
         "source": source,
         "backend": "bundled engine",
-        "model_sha256": folder_sha256(folder),
         **vars(limits),
         "versions": versions(),
     }
     return evaluate(
-        items, arms, backend, protocol, model=folder.name, run=run, log_path=_log_path(output), progress=progress
+        items,
+        arms,
+        backend,
+        protocol,
+        model=folder.name,
+        model_sha256=folder_sha256(folder),
+        run=run,
+        log_path=_log_path(output),
+        progress=progress,
     )
 
 
@@ -131,6 +138,7 @@ def run_server(
         lambda spec: server,
         protocol,
         model=server.model.rstrip("/").rsplit("/", 1)[-1],
+        model_sha256=None,
         run=run,
         log_path=_log_path(output),
         progress=progress,

@@ -20,7 +20,7 @@ ITEMS = [text_item(name, task=task) for task in ("x", "y") for name in "abc"]
 
 
 def measure(items=ITEMS, arms=(DENSE, NR), backend=FakeBackend, protocol=PROTOCOL, **options) -> QualityResult:
-    options = {"model": "fake", "run": {}, **options}
+    options = {"model": "fake", "model_sha256": "0", "run": {}, **options}
     return evaluate(items, arms, lambda spec: backend(), protocol, **options)
 
 
@@ -50,7 +50,8 @@ def test_hits_are_pooled_over_requests_not_averaged():
 
 def test_arms_are_asked_the_same_in_the_same_order():
     backends = {}
-    evaluate(ITEMS, (DENSE, NR), lambda spec: backends.setdefault(spec, FakeBackend()), PROTOCOL, model="m", run={})
+    made = {"model": "m", "model_sha256": None, "run": {}}
+    evaluate(ITEMS, (DENSE, NR), lambda spec: backends.setdefault(spec, FakeBackend()), PROTOCOL, **made)
     assert backends[DENSE].asked == backends[NR].asked
     assert backends[DENSE].flushes == 4  # two tasks of three items in blocks of two
 
@@ -90,7 +91,8 @@ CHANGES = {
     "items_sha256": {"items": [*ITEMS[:-1], text_item("c", ("!",), task="y")]},
     "arms": {"arms": (DENSE,)},
     "model": {"model": "other"},
-    "model_sha256": {"run": {"model_sha256": "1"}},
+    "model_sha256": {"model_sha256": "1"},
+    "threads": {"run": {"threads": 2}},
 }
 
 
@@ -144,6 +146,8 @@ def test_results_that_are_not_comparable_are_refused():
     other = dataclasses.replace(PROTOCOL, replays=3)
     with pytest.raises(ValueError, match="cannot be compared: replays is 2 in one and 3 in another"):
         merge([measure(arms=(DENSE,)), measure(arms=(NR,), protocol=other)])
+    with pytest.raises(ValueError, match="cannot be compared: model_sha256 is '0' in one and '1' in another"):
+        merge([measure(arms=(DENSE,)), measure(arms=(NR,), model_sha256="1")])
     with pytest.raises(ValueError, match="hold the arm 'nr 16' twice"):
         merge([measure(), measure(arms=(NR,))])
 
