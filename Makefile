@@ -27,8 +27,9 @@ plan: venv ## plan a checkpoint of Kimi-Linear's shape: what would compressed ch
 	$(BIN)/dasc example kimi-linear -o $(OUT)/kimi-linear
 	$(BIN)/dasc plan $(OUT)/kimi-linear --w-max 16,64,128,512 --tp 1,2,8 --budget 8GiB
 
-test: venv lint ## lint, type-check and run all tests but those in SGLang's environment
+test: venv lint ## lint, type-check and run all tests, those in the real SGLang too
 	$(BIN)/python -m pytest -n auto
+	$(MAKE) test-sglang
 
 test-sglang: $(SGLANG_VENV)/.installed ## run the tests of the plugin in the real SGLang, on the CPU
 	$(SGLANG_VENV)/bin/python -m pytest tests/sglang
