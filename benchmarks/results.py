@@ -56,7 +56,7 @@ def experiments(models: tuple[str, ...] = MODELS) -> list[Experiment]:
         "horizons": "eval horizons {}",
         "quality": f"eval quality tasks --model {{}} --length 256 --count 30 --w-max {W_GRID} "
         "--arms dense,nr,wr,random,padded,int8,int8-all",
-        "bits": "eval bits --model {} --length 128 --count 32",
+        "bits": "eval bits {} --length 128 --count 32",
         "decay": f"eval decay {{}} --w-max {W_MAX} --length 256",
         "tune": "tune {} --quality-budget 0.02 --measure log-prob --memory 2MiB --length 128",
     }

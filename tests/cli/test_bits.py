@@ -32,7 +32,7 @@ def run(*args: str | Path) -> str:
 
 
 def test_files_and_json_hold_every_figure_and_setting(model: Path, tmp_path: Path):
-    report = json.loads(run("--model", model, *COPYING, *SMALL, "--json", "-o", tmp_path))
+    report = json.loads(run(model, *COPYING, *SMALL, "--json", "-o", tmp_path))
     assert json.loads((tmp_path / "bits.json").read_text()) == report
     settings = {
         name: report["settings"][name] for name in ("tasks", "length", "count", "questions", "budgets", "seeds")
@@ -54,7 +54,7 @@ def test_files_and_json_hold_every_figure_and_setting(model: Path, tmp_path: Pat
 
 
 def test_tables_show_arms_at_equal_bytes_and_their_differences(model: Path):
-    text = run("--model", model, *COPYING, *SMALL)
+    text = run(model, *COPYING, *SMALL)
     for expected in (
         "bits-range",
         "keep-int8",
@@ -76,7 +76,7 @@ def test_without_tasks_those_are_asked_that_the_length_can_hold(monkeypatch: pyt
         raise ValueError("seen")
 
     monkeypatch.setattr(dasc.eval.bits, "measure_bits", stop)
-    CliRunner().invoke(app, ["eval", "bits", "--length", "40", "--use-tokens", "5"])
+    CliRunner().invoke(app, ["eval", "bits", "kda", "--length", "40", "--use-tokens", "5"])
     [(folder, settings)] = seen
     assert folder == model_folder("kda")
     assert settings.use_tokens == 5
@@ -86,11 +86,11 @@ def test_without_tasks_those_are_asked_that_the_length_can_hold(monkeypatch: pyt
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--budgets", "2"], "expected fractions over 0 and at most 1"),
-        (["--budgets", "1/0"], "expected fractions over 0 and at most 1"),
-        (["--tasks", "nonsense"], "tasks must be of"),
-        (["--length", "8"], "got none"),
-        (["--model", "/nowhere"], "/nowhere"),
+        (["kda", "--budgets", "2"], "expected fractions over 0 and at most 1"),
+        (["kda", "--budgets", "1/0"], "expected fractions over 0 and at most 1"),
+        (["kda", "--tasks", "nonsense"], "tasks must be of"),
+        (["kda", "--length", "8"], "got none"),
+        (["/nowhere"], "/nowhere"),
     ],
 )
 def test_wrong_input_is_one_line(

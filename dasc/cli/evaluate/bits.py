@@ -35,7 +35,7 @@ def _shares(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str
 
 
 @click.command()
-@click.option("--model", default="kda", show_default=True, help="Name of a bundled model, or a folder.")
+@click.argument("model")
 @click.option("--tasks", type=NameList(), help="With commas; by default all that --length can hold.")
 @click.option("--length", type=_positive, default=256, show_default=True, help="Tokens of an example.")
 @click.option("--count", type=_positive, default=32, show_default=True, help="Examples of each task.")
@@ -55,12 +55,12 @@ def _shares(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str
 def bits(
     model: str, tasks: tuple[str, ...] | None, output: Path | None, as_json: bool, threads: int, **options: Any
 ) -> None:
-    """Compare bits by horizon with keep-or-drop at equal bytes.
+    """Compare bits by horizon with keep-or-drop on MODEL at equal bytes.
 
-    Each unit has 32, 16, 8, 4 or 0 bits by its horizon, or by its horizon and its magnitude, whole or as a share of its
-    head's, within a byte budget; keep-or-drop spends the same bytes on whole units in FP32 or INT8. What is dropped is
-    zero on load (NR). Scales count, convolution rows, which are the same in all arms, do not. An interrupted run goes
-    on when it is given the same output folder.
+    MODEL is the name of a bundled model or a folder. Each unit has 32, 16, 8, 4 or 0 bits by its horizon, or by its
+    horizon and its magnitude, whole or as a share of its head's, within a byte budget; keep-or-drop spends the same
+    bytes on whole units in FP32 or INT8. What is dropped is zero on load (NR). Scales count, convolution rows, which
+    are the same in all arms, do not. An interrupted run goes on when it is given the same output folder.
     """
     if output is not None:  # better now than after the work
         from dasc.eval.bits.figures import draw_bits
