@@ -30,7 +30,8 @@ class Stage:
 
 
 # Contexts this short fit into the recurrent states, and small models learn to recall from these before they learn to
-# attend. Where contexts are long the states are too small, and attention has to recall: as here in the later stages.
+# attend. Where contexts are long the states are too small, and attention has to recall: as here in the later stages,
+# which begin anew with few pairs.
 _RECALL = ("recall_single", "recall_multi", "multi_value")
 
 
@@ -38,8 +39,10 @@ CURRICULUM = (
     Stage(2_000, (32, 64)),
     Stage(2_600, (64, 128)),
     Stage(3_700, (64, 128, 256)),
-    Stage(4_600, (64, 128, 256), _RECALL),
-    Stage(6_000, (128, 256, 512), _RECALL),
+    Stage(4_500, (64, 128, 256), _RECALL),
+    Stage(5_500, (32, 64), _RECALL),
+    Stage(6_100, (64, 128), _RECALL),
+    Stage(7_600, (128, 256, 512), _RECALL),
 )
 
 
@@ -61,7 +64,7 @@ class Recipe:
 
     config: HybridConfig
     tasks: tuple[str, ...] = tuple(TASKS)
-    steps: int = 6_000
+    steps: int = 7_600
     batch_tokens: int = 2048
     learning_rate: float = 2e-3
     warmup: int = 200
