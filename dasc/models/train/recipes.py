@@ -39,10 +39,11 @@ CURRICULUM = (
     Stage(2_000, (32, 64)),
     Stage(2_600, (64, 128)),
     Stage(3_700, (64, 128, 256)),
-    Stage(4_500, (64, 128, 256), _RECALL),
-    Stage(5_500, (32, 64), _RECALL),
-    Stage(6_100, (64, 128), _RECALL),
-    Stage(7_600, (128, 256, 512), _RECALL),
+    Stage(4_600, (64, 128, 256), _RECALL),
+    Stage(4_750, (128, 256, 512), _RECALL),
+    Stage(5_700, (32, 64), _RECALL),
+    Stage(6_200, (64, 128), _RECALL),
+    Stage(7_700, (128, 256, 512), _RECALL),
 )
 
 
@@ -64,7 +65,7 @@ class Recipe:
 
     config: HybridConfig
     tasks: tuple[str, ...] = tuple(TASKS)
-    steps: int = 7_600
+    steps: int = 7_700
     batch_tokens: int = 2048
     learning_rate: float = 2e-3
     warmup: int = 200
