@@ -30,20 +30,15 @@ class Stage:
 
 
 # Contexts this short fit into the recurrent states, and small models learn to recall from these before they learn to
-# attend. Where contexts are long the states are too small, and attention has to recall: as here in the later stages,
-# which begin anew with few pairs.
+# attend. Where contexts are long the states are too small, and attention has to recall: so it is made to here.
 _RECALL = ("recall_single", "recall_multi", "multi_value")
 
 
 CURRICULUM = (
-    Stage(2_000, (32, 64)),
-    Stage(2_600, (64, 128)),
-    Stage(3_700, (64, 128, 256)),
-    Stage(4_600, (64, 128, 256), _RECALL),
-    Stage(4_750, (128, 256, 512), _RECALL),
-    Stage(5_700, (32, 64), _RECALL),
-    Stage(6_200, (64, 128), _RECALL),
-    Stage(7_700, (128, 256, 512), _RECALL),
+    Stage(2_500, (32, 64), _RECALL),
+    Stage(3_500, (64, 128), _RECALL),
+    Stage(5_000, (64, 128, 256), _RECALL),
+    Stage(8_000, (128, 256, 512), _RECALL),
 )
 
 
@@ -65,7 +60,7 @@ class Recipe:
 
     config: HybridConfig
     tasks: tuple[str, ...] = tuple(TASKS)
-    steps: int = 7_700
+    steps: int = 8_000
     batch_tokens: int = 2048
     learning_rate: float = 2e-3
     warmup: int = 200
