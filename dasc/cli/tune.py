@@ -11,7 +11,8 @@ from dasc.cli.output import output_folder, progress_bar, table_console
 from dasc.units import format_bytes
 
 if TYPE_CHECKING:
-    from dasc.eval.tune import Choice, Loss, Measure, TuneReport
+    from dasc.eval.states import Measure
+    from dasc.eval.tune import Choice, Loss, TuneReport
 
 NOTHING_FITS = 1
 """Exit status when no measured point is within budget and memory."""

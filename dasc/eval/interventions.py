@@ -11,18 +11,12 @@ from typing import Any
 
 from torch import Tensor
 
-from dasc.eval.quality.evaluate import folder_sha256, versions
-from dasc.eval.states import Arm, Prefixes, ask, zero_both, zero_full_kv, zero_linear, zero_temporal
-from dasc.eval.states.bundled import check_tasks, load_task_model
+from dasc.eval.provenance import described
+from dasc.eval.states import Arm, ask, zero_both, zero_full_kv, zero_linear, zero_temporal
+from dasc.eval.statistics import share_interval
+from dasc.eval.task_runs import TaskSettings, load_task_model, prefill
 from dasc.eval.unit_file import UnitFile
 from dasc.models.hybrid import HybridModel
-from dasc.models.tasks import TASKS
-from dasc.models.train.evaluate import examples
-
-try:
-    from scipy.stats import binomtest
-except ImportError as error:
-    raise ImportError("statistics need scipy: pip install 'dasc[eval]'") from error
 
 INTERVENTIONS: dict[str, Arm] = {
     "baseline": lambda prefixes: prefixes,
@@ -34,34 +28,21 @@ INTERVENTIONS: dict[str, Arm] = {
 """By name. ``zero-temporal``, which leaves the convolution rows, is not in the paper's table."""
 
 
-@dataclass(frozen=True)
-class InterventionSettings:
+@dataclass(frozen=True, kw_only=True)
+class InterventionSettings(TaskSettings):
     """What is asked.
 
     Attributes:
-        tasks: names of :data:`~dasc.models.tasks.TASKS`.
-        length: tokens of an example with all its questions.
-        count: examples of each task.
-        questions: of an example, the first so many: questions of one context are not independent.
-        seed: of the examples.
         arms: names of :data:`INTERVENTIONS`.
     """
 
-    tasks: tuple[str, ...] = tuple(TASKS)
-    length: int = 256
-    count: int = 100
-    questions: int = 4
-    seed: int = 0
     arms: tuple[str, ...] = ("baseline", "zero-full-kv", "zero-linear", "zero-both")
 
     def __post_init__(self) -> None:
-        check_tasks(self.tasks, self.length)
+        super().__post_init__()
         unknown = [name for name in self.arms if name not in INTERVENTIONS]
         if unknown or not self.arms:
             raise ValueError(f"arms must be of {', '.join(INTERVENTIONS)}, got {unknown[0] if unknown else 'none'!r}")
-        for name in ("count", "questions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -90,13 +71,13 @@ class Accuracy:
 def accuracy(right: Tensor, token_right: Tensor, token_log_prob: Tensor) -> Accuracy:
     """Of ``[Q]`` and ``[T]`` bool and ``[T]`` nats, as :class:`~dasc.eval.states.Answers` holds them."""
     count, total = int(right.sum()), len(right)
-    interval = binomtest(count, total).proportion_ci(confidence_level=0.95, method="wilson")
+    low, high = share_interval(count, total)
     return Accuracy(
         questions=total,
         right=count,
         share=count / total,
-        low=float(interval.low),
-        high=float(interval.high),
+        low=low,
+        high=high,
         token_share=float(token_right.double().mean()),
         token_log_prob=float(token_log_prob.mean()),
     )
@@ -133,26 +114,19 @@ def measure_interventions(
         ValueError: for a model or a file of finished tasks that does not fit.
     """
     model = load_task_model(folder)
-    described = {
-        "model": folder.name,
-        "model_sha256": folder_sha256(folder),
-        **dataclasses.asdict(settings),
-        "versions": versions(),
-    }
-    units = UnitFile(units_path, described)
+    everything = described(folder, dataclasses.asdict(settings))
+    units = UnitFile(units_path, everything)
     tasks = {}
     for task in settings.tasks:
         unit = units.get(task, partial(intervene, model, task, settings))
         tasks[task] = {arm: Accuracy(**values) for arm, values in unit.items()}
         progress(task)
-    return InterventionReport(described, tasks)
+    return InterventionReport(everything, tasks)
 
 
 def intervene(model: HybridModel, task: str, settings: InterventionSettings) -> dict[str, dict[str, Any]]:
     """:class:`Accuracy` of each arm on one task, as plain values."""
-    drawn = examples(task, settings.length, settings.count, settings.seed)
-    prefixes = Prefixes.of(model, [example.context for example in drawn])
-    questions = [example.questions[: settings.questions] for example in drawn]
+    prefixes, questions = prefill(model, settings, task)
     found = {}
     for arm in settings.arms:
         answers = ask(INTERVENTIONS[arm](prefixes), questions)

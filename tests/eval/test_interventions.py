@@ -10,7 +10,7 @@ import torch
 from dasc.eval import interventions
 from dasc.eval.interventions import Accuracy, InterventionSettings, accuracy, measure_interventions
 from dasc.eval.states import Answers, Prefixes, ask, zero_temporal
-from dasc.eval.states.bundled import load_task_model
+from dasc.eval.task_runs import load_task_model
 from dasc.models.train.evaluate import examples
 from tests.eval.task_models import save_task_model
 

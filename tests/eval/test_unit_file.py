@@ -31,6 +31,14 @@ def test_a_line_cut_short_is_computed_again(tmp_path: Path):
     assert UnitFile(path, {}).get("b", fail) == 3
 
 
+def test_units_are_kept_once_and_can_be_asked_for(tmp_path: Path):
+    path = tmp_path / "folder" / "units.jsonl"
+    units = UnitFile(path, {})
+    assert "a" not in units
+    assert units.keep("a", (1, 2)) == units.keep("a", "other") == units["a"] == [1, 2]
+    assert "a" in UnitFile(path, {})
+
+
 def test_without_a_path_units_are_kept_in_memory():
     units = UnitFile(None, {})
     assert units.get("a", lambda: 1) == units.get("a", fail)
@@ -44,7 +52,9 @@ def test_other_settings_are_refused(tmp_path: Path):
             UnitFile(path, settings)
 
 
-@pytest.mark.parametrize("content", [b"no JSON\n", b"[1]\n", b"{}\n3\n", b'{}\n["a"]\n'])
+@pytest.mark.parametrize(
+    "content", [b"no JSON\n", b"[1]\n", b"{}\n3\n", b'{"settings": {}}\n{"arm": 1}\n', b'{}\n["a"]\n']
+)
 def test_another_file_is_refused_and_left_alone(tmp_path: Path, content: bytes):
     path = tmp_path / "units.jsonl"
     path.write_bytes(content)

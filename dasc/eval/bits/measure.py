@@ -7,55 +7,44 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from dasc.eval.bits.arms import ARMS, Units, quantised
 from dasc.eval.bits.results import BitsReport, ExampleScores, Spent, summarise
-from dasc.eval.quality.evaluate import folder_sha256, versions
+from dasc.eval.provenance import described
 from dasc.eval.states import Prefixes, ask
-from dasc.eval.states.bundled import check_tasks, load_task_model
+from dasc.eval.task_runs import TaskSettings, load_task_model, prefill
 from dasc.eval.unit_file import UnitFile
 from dasc.models import read_checkpoint
 from dasc.models.hybrid import HybridModel
-from dasc.models.tasks import TASKS, Question
-from dasc.models.train.evaluate import examples
+from dasc.models.tasks import Question
 from dasc.reference import BITS, RANDOM_MASK_SEEDS, allocation_bytes, modelled_cost, static_horizons
 
 
-@dataclass(frozen=True)
-class BitsSettings:
+@dataclass(frozen=True, kw_only=True)
+class BitsSettings(TaskSettings):
     """What is measured.
 
     Attributes:
-        tasks: names of :data:`~dasc.models.tasks.TASKS`.
-        length: tokens of an example with all its questions.
-        count: examples of each task.
-        calibration: other examples of each task, whose states give the magnitudes.
-        questions: of an example, the first so many.
+        calibration: other examples of each task, of the next seed, whose states give the magnitudes.
         budgets: shares of the dense temporal bytes, such as ``"1/8"``; those of all units at 8 and at 4 bits besides.
         seeds: Random masks.
         use_tokens: tokens after the hit that the allocation has in mind.
-        seed: of the examples; those of calibration are of the next one.
     """
 
-    tasks: tuple[str, ...] = tuple(TASKS)
-    length: int = 256
     count: int = 32
     calibration: int = 8
-    questions: int = 4
     budgets: tuple[str, ...] = ("1/32", "1/16", "1/8", "1/4", "1/2", "1")
     seeds: int = len(RANDOM_MASK_SEEDS)
     use_tokens: int = 16
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        check_tasks(self.tasks, self.length)
-        for name in ("count", "calibration", "questions", "use_tokens"):
+        super().__post_init__()
+        for name in ("calibration", "use_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
         if not 1 <= self.seeds <= len(RANDOM_MASK_SEEDS):
@@ -64,11 +53,8 @@ class BitsSettings:
             raise ValueError(f"budgets must be over 0 and at most 1, got {', '.join(self.budgets) or 'none'}")
 
 
-class _Asked(NamedTuple):
-    """Examples of one task."""
-
-    prefixes: Prefixes
-    questions: list[tuple[Question, ...]]
+_Asked = tuple[Prefixes, list[tuple[Question, ...]]]
+"""Examples of one task."""
 
 
 def measure_bits(
@@ -90,13 +76,8 @@ def measure_bits(
         ValueError: for a model or a file of finished allocations that does not fit, or a budget of less than a byte.
     """
     model = load_task_model(folder)
-    described = {
-        "model": folder.name,
-        "model_sha256": folder_sha256(folder),
-        **dataclasses.asdict(settings),
-        "versions": versions(),
-    }
-    file = UnitFile(units_path, described)
+    everything = described(folder, dataclasses.asdict(settings))
+    file = UnitFile(units_path, everything)
     units = _units(folder, model, settings)
     spending = [
         (arm, budget, several)
@@ -106,14 +87,14 @@ def measure_bits(
     ]
     dense = units.uniform(32)
     different = {_digest(bits): bits for bits in (dense, *(bits for _, _, several in spending for bits in several))}
-    asked = [_ask_task(model, task, settings) for task in settings.tasks]
+    asked = [prefill(model, settings, task) for task in settings.tasks]
     scores: dict[str, ExampleScores] = {}
     for done, (digest, bits) in enumerate(different.items()):
         progress(done, len(different))
-        scores[digest] = file.get(digest, lambda bits=bits: _score(asked, bits))  # type: ignore[misc]
+        scores[digest] = file.get(digest, partial(_score, asked, bits))
     progress(len(different), len(different))
     return summarise(
-        described,
+        everything,
         tasks=[task for task in settings.tasks for _ in range(settings.count)],
         dense_bytes=units.uniform_bytes(32),
         dense=scores[_digest(dense)],
@@ -134,12 +115,8 @@ def measure_bits(
 
 def _units(folder: Path, model: HybridModel, settings: BitsSettings) -> Units:
     checkpoint = read_checkpoint(folder)
-    calibration = [
-        Prefixes.of(
-            model, [e.context for e in examples(task, settings.length, settings.calibration, settings.seed + 1)]
-        )
-        for task in settings.tasks
-    ]
+    others = dataclasses.replace(settings, count=settings.calibration, seed=settings.seed + 1)
+    calibration = [prefill(model, others, task)[0] for task in settings.tasks]
     return Units.of(
         checkpoint.geometry,
         static_horizons(checkpoint.gate, checkpoint.family.default_gate_input),
@@ -161,21 +138,13 @@ def _digest(bits: Tensor) -> str:
     return hashlib.sha256(bits.numpy().astype("u1").tobytes()).hexdigest()
 
 
-def _ask_task(model: HybridModel, task: str, settings: BitsSettings) -> _Asked:
-    drawn = examples(task, settings.length, settings.count, settings.seed)
-    prefixes = Prefixes.of(model, [example.context for example in drawn])
-    return _Asked(prefixes, [example.questions[: settings.questions] for example in drawn])
-
-
 def _score(asked: Sequence[_Asked], bits: Tensor) -> ExampleScores:
     """Of all examples of all tasks: means over an example's questions, and the error of its state."""
     found: ExampleScores = {"accuracy": [], "log_prob": [], "state_error": []}
     for prefixes, questions in asked:
         loaded = quantised(prefixes, bits)
-        answers = ask(loaded, questions)
-        count = torch.bincount(answers.owner)
-        found["accuracy"] += (torch.bincount(answers.owner, answers.right.double()) / count).tolist()
-        found["log_prob"] += (torch.bincount(answers.owner, answers.log_prob) / count).tolist()
+        for measure, values in ask(loaded, questions).by_prefix().items():
+            found[measure] += values
         error, norm = (
             x.double().square().sum(dim=(0, 2, 3, 4)) for x in (loaded.temporal - prefixes.temporal, prefixes.temporal)
         )

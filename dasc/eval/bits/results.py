@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dasc.eval.quality.statistics import Paired, paired
+from dasc.eval.states import Measure
+from dasc.eval.statistics import Paired, paired
 
 ExampleScores = dict[str, list[float]]
 """``accuracy``, ``log_prob`` and ``state_error`` of all examples, see :class:`Score`."""
 
-Measure = Literal["accuracy", "log_prob"]
 MEASURES: tuple[Measure, ...] = ("accuracy", "log_prob")
 
 ALL_TASKS = "all"

@@ -16,53 +16,39 @@ from torch import Tensor
 
 from dasc.eval.decay.follow import follow
 from dasc.eval.decay.suffixes import ask_after, losses_by_example
-from dasc.eval.quality.evaluate import folder_sha256, versions
-from dasc.eval.quality.statistics import paired
+from dasc.eval.provenance import described
 from dasc.eval.states import Arm, Prefixes, refresh, retain
-from dasc.eval.states.bundled import check_tasks, load_task_model
+from dasc.eval.statistics import paired
+from dasc.eval.task_runs import TaskSettings, load_task_model
 from dasc.eval.unit_file import UnitFile
 from dasc.models import read_checkpoint
 from dasc.models.hybrid import HybridModel
-from dasc.models.tasks import TASKS, Example
-from dasc.models.train.evaluate import examples
+from dasc.models.tasks import Example
 from dasc.planner import build_plan
 from dasc.reference import remaining_share, replay_window, settle_tokens, static_horizons
 
 FOLLOWED = ("nr", "wr", "int8")
 
 
-@dataclass(frozen=True)
-class DecaySettings:
+@dataclass(frozen=True, kw_only=True)
+class DecaySettings(TaskSettings):
     """What is measured.
 
     Attributes:
         w_max: cutoff in tokens.
         gate_input: representative gate input ``a_s``; the family's own when ``None``.
-        tasks: names of :data:`~dasc.models.tasks.TASKS`.
-        length: tokens of an example with all its questions.
-        count: examples of each task.
-        seed: of the examples.
         ticks: tokens since the hit at which states are compared, from 0, ascending.
         suffixes: new tokens before a question, each once.
-        questions: of an example, at most.
         tolerances: shares of an omission that may be left for a hit to have settled, within ``(0, 1]``.
     """
 
-    w_max: int
-    gate_input: float | None = None
-    tasks: tuple[str, ...] = tuple(TASKS)
     length: int = 512
     count: int = 16
-    seed: int = 0
+    w_max: int
+    gate_input: float | None = None
     ticks: tuple[int, ...] = (0, 1, 2, 4, 8, 16, 32, 64, 128)
     suffixes: tuple[int, ...] = (0, 4, 8, 16, 32, 64, 128)
-    questions: int = 4
     tolerances: tuple[float, ...] = (0.5, 0.2, 0.1, 0.03, 0.01)
-
-    def __post_init__(self) -> None:
-        check_tasks(self.tasks, self.length)
-        if self.count < 1 or self.questions < 1:
-            raise ValueError(f"count and questions must be >= 1, got {self.count} and {self.questions}")
 
 
 @dataclass(frozen=True)
@@ -164,22 +150,16 @@ def measure_decay(
         raise ValueError(f"w_max must be above a horizon of the model, or nothing is omitted; got {settings.w_max}")
     horizons = static_horizons(checkpoint.gate, plan.gate_input, plan.epsilon)
     window = replay_window(plan.windows, settings.w_max)
-    described = {
-        "model": folder.name,
-        "model_sha256": folder_sha256(folder),
-        **dataclasses.asdict(settings),
-        "gate_input": plan.gate_input,
-        "epsilon": plan.epsilon,
-        "versions": versions(),
-    }
-    drawn = {task: examples(task, settings.length, settings.count, settings.seed) for task in settings.tasks}
+    in_force = {"gate_input": plan.gate_input, "epsilon": plan.epsilon}
+    everything = described(folder, dataclasses.asdict(settings) | in_force)
+    drawn = {task: settings.examples(task) for task in settings.tasks}
     shortest = min(len(example.context) for group in drawn.values() for example in group)
     for name in ("ticks", "suffixes"):
         if max(getattr(settings, name)) >= shortest:
             raise ValueError(
                 f"{name} must be below {shortest}, the tokens of the shortest context, got {getattr(settings, name)}"
             )
-    units = UnitFile(units_path, described)
+    units = UnitFile(units_path, everything)
     followed, asked = {}, {}
     for task in settings.tasks:
         follow_task = partial(_follow, model, plan.mask, window, drawn[task], settings.ticks)
@@ -194,7 +174,7 @@ def measure_decay(
     traces = {"all": _pooled(list(followed.values())), **followed}
     right = [np.mean(unit["dense"]["right"]) for unit in asked.values()]
     return DecayReport(
-        settings=described,
+        settings=everything,
         window_tokens=window,
         units_kept=float(plan.mask.double().mean()),
         traces=traces,

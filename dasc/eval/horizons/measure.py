@@ -19,7 +19,7 @@ import dasc.fast
 from dasc.eval.decay.recording import RecordingOps
 from dasc.eval.horizons.prefixes import Prefix
 from dasc.eval.profile import quantiles
-from dasc.eval.quality.evaluate import folder_sha256, versions
+from dasc.eval.provenance import described
 from dasc.eval.states import Prefixes
 from dasc.eval.unit_file import UnitFile
 from dasc.models import read_checkpoint
@@ -160,20 +160,19 @@ def measure_horizons(
     static = static_horizons(checkpoint.gate, gate_input, settings.epsilon)
     config, weights = load_hybrid(folder)
     model = HybridModel(config, weights, dasc.fast)
-    described = {
-        "model": folder.name,
-        "model_sha256": folder_sha256(folder),
+    tokens = json.dumps([prefix.tokens for prefix in prefixes])
+    in_force = {
         "gate_input": gate_input,
         "epsilon": settings.epsilon,
         "gate_inputs": list(GATE_INPUTS),
         "source": source,
-        "prefixes_sha256": hashlib.sha256(json.dumps([prefix.tokens for prefix in prefixes]).encode()).hexdigest(),
-        "versions": versions(),
+        "prefixes_sha256": hashlib.sha256(tokens.encode()).hexdigest(),
     }
+    everything = described(folder, in_force)
     listed = tuple(
         {"source": p.source, "target": p.target, "tokens": len(p.tokens), "available": p.available} for p in prefixes
     )
-    units = UnitFile(units_path, described)
+    units = UnitFile(units_path, everything)
     observed = []
     for number, prefix in enumerate(prefixes):
         observed.append(units.get(str(number), partial(_observe_plain, model, prefix.tokens, settings.epsilon)))
@@ -188,7 +187,7 @@ def measure_horizons(
         return Comparison(a_s, tuple(some), *agreements)
 
     return HorizonReport(
-        settings=described,
+        settings=everything,
         blocks=checkpoint.geometry.recurrent_layers,
         prefixes=listed,
         fixed=compare(gate_input, range(len(prefixes))),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dasc.models.tasks import SHORTEST, TASKS
+from dasc.eval.task_runs import fitting_tasks
+from dasc.models.tasks import SHORTEST
 from dasc.models.train.evaluate import examples
 
 SCALED_TARGETS = (512, 256, 128, 32)
@@ -42,7 +43,7 @@ def task_prefixes(targets: Sequence[int], per_target: int, seed: int = 0) -> lis
     """
     prefixes: list[Prefix] = []
     for target in targets:
-        names = [name for name in TASKS if SHORTEST[name] <= target]
+        names = fitting_tasks(target)
         if not names:
             raise ValueError(f"targets must be at least {min(SHORTEST.values())} tokens, got {target}")
         for number in range(per_target):

@@ -12,15 +12,17 @@ import torch
 
 from dasc.eval.chat_tokens import TOKENIZER_FILE
 from dasc.eval.items import Item
+from dasc.eval.provenance import folder_sha256, versions
 from dasc.eval.quality.arms import ArmSpec, default_w_max, expand
 from dasc.eval.quality.engine_backend import EngineBackend, as_tokens, kv_tokens
-from dasc.eval.quality.evaluate import evaluate, folder_sha256, versions
+from dasc.eval.quality.evaluate import evaluate
 from dasc.eval.quality.protocol import Protocol, make_blocks
 from dasc.eval.quality.results import QualityResult
 from dasc.eval.quality.server_backend import ServerBackend
-from dasc.eval.quality.unit_log import UNITS_FILE
 from dasc.eval.replay_model import load_served
 from dasc.models.zoo import model_folder
+
+UNITS_FILE = "units.jsonl"
 
 Progress = Callable[[str, int], None]
 """Called with the label of an arm and the number of requests just done."""
@@ -111,7 +113,7 @@ def run_bundled(
         model=folder.name,
         model_sha256=folder_sha256(folder),
         run=run,
-        log_path=_log_path(output),
+        units_path=_units_path(output),
         progress=progress,
     )
 
@@ -140,10 +142,10 @@ def run_server(
         model=server.model.rstrip("/").rsplit("/", 1)[-1],
         model_sha256=None,
         run=run,
-        log_path=_log_path(output),
+        units_path=_units_path(output),
         progress=progress,
     )
 
 
-def _log_path(output: Path | None) -> Path | None:
+def _units_path(output: Path | None) -> Path | None:
     return None if output is None else output / UNITS_FILE

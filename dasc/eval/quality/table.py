@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dasc.eval.quality.arms import ArmSpec
 from dasc.eval.quality.results import ArmResult, QualityResult
-from dasc.eval.quality.statistics import Paired, holm, mean_and_sd, paired
+from dasc.eval.statistics import Paired, holm, mean_and_sd, paired
 
 ALL_TASKS = "all items"
 """A row over the items of all tasks together, each of them counted once."""

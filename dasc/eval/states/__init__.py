@@ -5,7 +5,7 @@ cache would hold of them. ``ask`` puts questions to prefixes and scores the answ
 tokens and returns their logits and the prefixes that are longer by them.
 """
 
-from dasc.eval.states.answers import Answers, ask
+from dasc.eval.states.answers import Answers, Measure, ask
 from dasc.eval.states.arms import Arm, Codec, refresh, retain, zero_both, zero_full_kv, zero_linear, zero_temporal
 from dasc.eval.states.prefixes import Prefixes, advance
 
@@ -13,6 +13,7 @@ __all__ = [
     "Answers",
     "Arm",
     "Codec",
+    "Measure",
     "Prefixes",
     "advance",
     "ask",

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from dasc.eval.states.prefixes import Prefixes, continued
 from dasc.models.tasks import Question
+
+Measure = Literal["accuracy", "log_prob"]
+"""Of answers: share that is right in every token; log-probability of a whole right answer, nats."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +46,14 @@ class Answers:
     def log_prob(self) -> Tensor:
         """``[Q]`` float64: log-probability of the whole answer, nats."""
         return torch.stack([part.sum() for part in torch.split(self.token_log_prob, list(self.token_counts))])
+
+    def by_prefix(self) -> dict[Measure, list[float]]:
+        """Each measure of each prefix, mean over its questions; every prefix must have been asked some."""
+        count = torch.bincount(self.owner)
+        return {
+            "accuracy": (torch.bincount(self.owner, self.right.double()) / count).tolist(),
+            "log_prob": (torch.bincount(self.owner, self.log_prob) / count).tolist(),
+        }
 
 
 def ask(prefixes: Prefixes, questions: Sequence[Sequence[Question]], *, keep_logits: bool = False) -> Answers:

@@ -2,12 +2,11 @@
 
 from dasc.eval.tune.choice import Choice, choose, pareto
 from dasc.eval.tune.measure import TuneReport, TuneSettings, measure_points
-from dasc.eval.tune.points import Loss, Measure, Point, upper_limit
+from dasc.eval.tune.points import Loss, Point, upper_limit
 
 __all__ = [
     "Choice",
     "Loss",
-    "Measure",
     "Point",
     "TuneReport",
     "TuneSettings",

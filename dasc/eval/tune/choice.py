@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dasc.accounting import usable_slots
-from dasc.eval.tune.points import Loss, Measure, Point, fewest_examples
+from dasc.eval.states import Measure
+from dasc.eval.tune.points import Loss, Point, fewest_examples
 from dasc.units import format_bytes
 
 

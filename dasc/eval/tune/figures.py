@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dasc.eval.files import figure_bytes
+from dasc.eval.states import Measure
 from dasc.eval.tune.choice import Choice
 from dasc.eval.tune.measure import TuneReport
-from dasc.eval.tune.points import Measure
 
 try:
     from matplotlib.figure import Figure

@@ -13,48 +13,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dasc.eval.provenance import described
 from dasc.eval.quality.arms import default_w_max
-from dasc.eval.quality.evaluate import folder_sha256, versions
 from dasc.eval.replay_arms import state_dtypes
-from dasc.eval.states import Answers, Prefixes, ask, refresh, retain
-from dasc.eval.states.bundled import check_tasks, load_task_model
-from dasc.eval.tune.points import Loss, Measure, Point, point_label, upper_limit
+from dasc.eval.states import Measure, ask, refresh, retain
+from dasc.eval.task_runs import TaskSettings, load_task_model, prefill
+from dasc.eval.tune.points import Loss, Point, point_label, upper_limit
 from dasc.eval.unit_file import UnitFile
 from dasc.layout import RaggedLayout
 from dasc.models import Checkpoint, read_checkpoint
 from dasc.models.hybrid import HybridModel
-from dasc.models.tasks import TASKS, Example
-from dasc.models.train.evaluate import examples
 from dasc.planner import build_plan
 from dasc.reference import replay_window
 
 
-@dataclass(frozen=True)
-class TuneSettings:
+@dataclass(frozen=True, kw_only=True)
+class TuneSettings(TaskSettings):
     """What is measured.
 
     Attributes:
         w_max: cutoffs in tokens; empty for the default of ``length``.
         gate_input: representative gate input ``a_s``; the family's own when ``None``.
-        tasks: names of :data:`~dasc.models.tasks.TASKS`.
-        length: tokens of an example with all its questions.
-        count: examples of each task.
-        seed: of the examples.
-        questions: of an example, at most.
     """
 
+    count: int = 50
     w_max: tuple[int, ...] = ()
     gate_input: float | None = None
-    tasks: tuple[str, ...] = tuple(TASKS)
-    length: int = 256
-    count: int = 50
-    seed: int = 0
-    questions: int = 4
 
     def __post_init__(self) -> None:
-        check_tasks(self.tasks, self.length)
-        if self.count < 1 or self.questions < 1:
-            raise ValueError(f"count and questions must be >= 1, got {self.count} and {self.questions}")
+        super().__post_init__()
         if not self.w_max:
             object.__setattr__(self, "w_max", default_w_max(self.length))
 
@@ -117,23 +104,16 @@ def measure_points(
     """
     model, checkpoint = load_task_model(folder), read_checkpoint(folder)
     gate_input = checkpoint.family.default_gate_input if settings.gate_input is None else settings.gate_input
-    described = {
-        "model": folder.name,
-        "model_sha256": folder_sha256(folder),
-        **dataclasses.asdict(settings),
-        "gate_input": gate_input,
-        "versions": versions(),
-    }
-    units = UnitFile(units_path, described)
+    everything = described(folder, dataclasses.asdict(settings) | {"gate_input": gate_input})
+    units = UnitFile(units_path, everything)
     ways = _grid(checkpoint, settings.w_max, gate_input)
     measured = []
     for task in settings.tasks:
-        drawn = examples(task, settings.length, settings.count, settings.seed)
-        measured.append(units.get(task, partial(_measure_task, model, ways, drawn, settings.questions)))
+        measured.append(units.get(task, partial(_measure_task, model, ways, settings, task)))
         progress(task)
     geometry = checkpoint.geometry
     return TuneReport(
-        settings=described,
+        settings=everything,
         dense_bytes=geometry.dense_bytes(state_dtypes(model)),
         dense_accuracy=float(np.mean([unit["dense"]["accuracy"] for unit in measured])),
         points=tuple(
@@ -166,24 +146,14 @@ def _grid(checkpoint: Checkpoint, cutoffs: tuple[int, ...], gate_input: float) -
     return [*ways, _Way(None, everything, 0, True)]
 
 
-def _measure_task(model: HybridModel, ways: list[_Way], drawn: list[Example], most_questions: int) -> dict[str, Any]:
+def _measure_task(model: HybridModel, ways: list[_Way], settings: TuneSettings, task: str) -> dict[str, Any]:
     """Means over the questions of each example, dense and in each way."""
-    prefixes = Prefixes.of(model, [example.context for example in drawn])
-    questions = [example.questions[:most_questions] for example in drawn]
-    scores = {"dense": _by_example(ask(prefixes, questions))}
+    prefixes, questions = prefill(model, settings, task)
+    scores = {"dense": ask(prefixes, questions).by_prefix()}
     for way in ways:
         loaded = refresh(retain(prefixes, way.mask, int8=way.int8), way.mask, way.window)
-        scores[way.label] = _by_example(ask(loaded, questions))
+        scores[way.label] = ask(loaded, questions).by_prefix()
     return scores
-
-
-def _by_example(answers: Answers) -> dict[str, list[float]]:
-    owner = answers.owner.numpy()
-    count = np.bincount(owner)
-    return {
-        "accuracy": (np.bincount(owner, weights=answers.right.double().numpy()) / count).tolist(),
-        "log_prob": (np.bincount(owner, weights=answers.log_prob.numpy()) / count).tolist(),
-    }
 
 
 def _loss(measured: list[dict[str, Any]], label: str, measure: Measure) -> Loss:

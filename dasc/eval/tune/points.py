@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from dasc.eval.quality.statistics import CONFIDENCE, paired
-
-Measure = Literal["accuracy", "log_prob"]
+from dasc.eval.states import Measure
+from dasc.eval.statistics import CONFIDENCE, paired
 
 _TAIL = (1 - CONFIDENCE) / 2
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from dasc.eval import task_runs
 from dasc.eval.bits import ARMS, BitsReport, BitsSettings, measure, measure_bits, quantised
 from dasc.eval.bits.results import ALL_TASKS
 from dasc.eval.states import Prefixes, ask
-from dasc.eval.states.bundled import load_task_model
+from dasc.eval.task_runs import load_task_model
 from dasc.models.tasks import VOCABULARY
 from dasc.models.train.evaluate import examples
 from tests.eval.replay_runs import save_tiny_model
@@ -83,7 +84,7 @@ def test_magnitudes_come_from_other_examples_than_scores(folder: Path, monkeypat
         drawn.append([example.context for example in examples(*args)])
         return examples(*args)
 
-    monkeypatch.setattr(measure, "examples", recorded)
+    monkeypatch.setattr(task_runs, "examples", recorded)
     measure_bits(folder, dataclasses.replace(SETTINGS, tasks=("copying",), budgets=("1",), seeds=1))
     [calibration, asked] = drawn
     assert (len(calibration), len(asked)) == (SETTINGS.calibration, SETTINGS.count)

@@ -10,7 +10,7 @@ from scipy.stats import spearmanr
 
 from dasc.eval.horizons import SCALED_TARGETS, HorizonSettings, Prefix, measure_horizons, task_prefixes
 from dasc.eval.horizons.measure import Agreement, _histogram, observe
-from dasc.eval.states.bundled import load_task_model
+from dasc.eval.task_runs import load_task_model
 from dasc.models import read_checkpoint
 from dasc.models.hybrid import load_hybrid, save_hybrid
 from dasc.models.hybrid.weights import rms_norm

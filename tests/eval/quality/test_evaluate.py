@@ -8,10 +8,9 @@ import pytest
 
 from dasc.eval.quality.arms import ArmSpec
 from dasc.eval.quality.backend import BackendError
-from dasc.eval.quality.evaluate import evaluate, folder_sha256, items_sha256, total_requests
+from dasc.eval.quality.evaluate import evaluate, items_sha256, total_requests
 from dasc.eval.quality.protocol import Controls, Protocol
 from dasc.eval.quality.results import QualityResult, merge, read_result
-from dasc.eval.quality.unit_log import UnitLog
 from tests.eval.quality.fakes import FakeBackend, text_item
 
 PROTOCOL = Protocol(block_items=2, slots=100, concurrency=4, replays=2)
@@ -67,20 +66,20 @@ def test_progress_counts_every_request_once():
 @pytest.mark.parametrize("fail_after", [0, 5, 11, 17])
 def test_an_interrupted_run_goes_on_and_ends_in_the_same(tmp_path: Path, fail_after: int):
     """Each block is asked once over both runs, but for the one that was interrupted."""
-    whole = measure(log_path=tmp_path / "whole.jsonl")
+    whole = measure(units_path=tmp_path / "whole.jsonl")
     path = tmp_path / "units.jsonl"
     first = FakeBackend(fail_after=fail_after)
     with pytest.raises(BackendError, match="out of order"):
-        measure(backend=lambda: first, log_path=path)
-    done = path.read_bytes().count(b'"block"')
-    path.write_bytes(path.read_bytes() + b'{"block": {"arm": "den')  # a line cut short
+        measure(backend=lambda: first, units_path=path)
+    done = path.read_bytes().count(b'"measured"')
+    path.write_bytes(path.read_bytes() + b'["dense: x/1", {"arm": "den')  # a line cut short
     seen = []
-    again = measure(log_path=path, progress=lambda label, requests: seen.append(requests))
+    again = measure(units_path=path, progress=lambda label, requests: seen.append(requests))
     assert again.as_dict() == whole.as_dict()
     assert json.dumps(again.as_dict()) == json.dumps(whole.as_dict())
     assert sum(seen) == total_requests(ITEMS, (DENSE, NR), PROTOCOL)
-    assert path.read_bytes().count(b'"block"') == 8 > done
-    third = measure(backend=None, log_path=path)  # everything is there: no backend is started
+    assert path.read_bytes().count(b'"measured"') == 8 > done
+    third = measure(backend=None, units_path=path)  # everything is there: no backend is started
     assert third.as_dict() == whole.as_dict()
 
 
@@ -99,28 +98,19 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_changed_setting_refuses_to_go_on(tmp_path: Path, name: str):
     path = tmp_path / "units.jsonl"
-    measure(log_path=path)
+    measure(units_path=path)
     before = path.read_bytes()
     with pytest.raises(ValueError, match=rf"units.jsonl cannot be resumed: {name} was .*take another output folder"):
-        measure(log_path=path, **CHANGES[name])
+        measure(units_path=path, **CHANGES[name])
     assert path.read_bytes() == before
 
 
 def test_a_changed_backend_refuses_to_go_on(tmp_path: Path):
     path = tmp_path / "units.jsonl"
     with pytest.raises(BackendError):
-        measure(backend=lambda: FakeBackend(fail_after=11), log_path=path)
+        measure(backend=lambda: FakeBackend(fail_after=11), units_path=path)
     with pytest.raises(ValueError, match="arm 'dense' cannot be resumed: name was 'fake' and is now 'another'"):
-        measure(backend=lambda: FakeBackend(name="another"), log_path=path)
-
-
-@pytest.mark.parametrize("text", ["nonsense\n", "[]\n", '{"other": 1}\n', '{"settings": {}}\nnonsense\n'])
-def test_another_file_is_not_taken_for_a_log(tmp_path: Path, text: str):
-    path = tmp_path / "units.jsonl"
-    path.write_text(text)
-    with pytest.raises(ValueError, match="not a file of finished blocks"):
-        UnitLog({}, path)
-    assert path.read_text() == text
+        measure(backend=lambda: FakeBackend(name="another"), units_path=path)
 
 
 def test_a_result_survives_its_file(tmp_path: Path):
@@ -158,12 +148,5 @@ def test_no_arm_and_the_same_arm_twice_are_refused(arms: tuple[ArmSpec, ...]):
         measure(arms=arms)
 
 
-def test_fingerprints_change_with_what_they_are_of(tmp_path: Path):
+def test_the_items_fingerprint_changes_with_them():
     assert items_sha256(ITEMS) == items_sha256(list(ITEMS)) != items_sha256(ITEMS[1:])
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "log.txt").write_text("of no matter")
-    first = folder_sha256(tmp_path)
-    (tmp_path / "log.txt").write_text("changed")
-    assert folder_sha256(tmp_path) == first
-    (tmp_path / "config.json").write_text("{ }")
-    assert folder_sha256(tmp_path) != first

@@ -8,8 +8,8 @@ import pytest
 
 from dasc.eval.quality.arms import METHODS, ArmSpec, default_w_max, expand
 from dasc.eval.quality.results import ArmResult, QualityResult, TaskResult
-from dasc.eval.quality.statistics import holm, paired
 from dasc.eval.quality.table import ALL_TASKS, QualityTable, make_table
+from dasc.eval.statistics import holm, paired
 from dasc.reference import RANDOM_MASK_SEEDS
 
 SCORES = {

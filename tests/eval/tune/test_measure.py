@@ -8,7 +8,7 @@ import torch
 import dasc.eval.tune.measure
 from dasc.eval.replay_arms import state_dtypes
 from dasc.eval.states import Prefixes, ask, refresh, retain
-from dasc.eval.states.bundled import load_task_model
+from dasc.eval.task_runs import load_task_model
 from dasc.eval.tune import TuneReport, TuneSettings, measure_points
 from dasc.layout import RaggedLayout
 from dasc.models import read_checkpoint
@@ -98,7 +98,7 @@ def test_wrong_settings_are_refused():
     for options, message in (
         ({"tasks": ("poetry",)}, "tasks must be of"),
         ({"length": 8}, "length must be at least 32"),
-        ({"count": 0, "length": 256}, "count and questions must be >= 1"),
+        ({"count": 0, "length": 256}, "count must be >= 1, got 0"),
     ):
         with pytest.raises(ValueError, match=message):
             TuneSettings(**{"tasks": ("parity",), **options})

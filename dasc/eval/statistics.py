@@ -78,6 +78,12 @@ def paired(differences: Sequence[float] | NDArray[np.float64]) -> Paired:
     return Paired(mean, low, high, _sign_flip_p(changed), d.size, changed.size)
 
 
+def share_interval(right: int, total: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share, ``right`` of ``total`` independent answers."""
+    interval = stats.binomtest(right, total).proportion_ci(confidence_level=CONFIDENCE, method="wilson")
+    return float(interval.low), float(interval.high)
+
+
 def _sign_flip_p(changed: NDArray[np.float64]) -> float:
     """Two-sided p of the mean being 0 when the sign of each difference is a coin's. Zeros play no part in that."""
     if changed.size < 2:

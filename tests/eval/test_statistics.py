@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from dasc.eval.quality.statistics import Paired, holm, mean_and_sd, paired
+from dasc.eval.statistics import Paired, holm, mean_and_sd, paired
 
 
 def test_holm_by_hand():
