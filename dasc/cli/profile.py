@@ -33,7 +33,7 @@ def profile(
 
     Writes PNG and SVG figures and the numbers behind them as profile.json.
     """
-    from dasc.eval.figures import draw_profile
+    from dasc.eval.profile_figures import draw_profile
     from dasc.eval.files import json_bytes, write_together
     from dasc.eval.profile import profile_model
 

@@ -127,7 +127,7 @@ def replay(
 
 
 def _demo_model(folder: Path) -> Path:
-    from dasc.eval.replay_model import save_demo_model
+    from dasc.eval.served_model import save_demo_model
 
     save_demo_model(folder)
     return folder
@@ -163,7 +163,7 @@ def _run(
     from dasc.eval.conversations import Limits
     from dasc.eval.replay import Protocol, default_kv_tokens, replay
     from dasc.eval.replay_arms import Serving
-    from dasc.eval.replay_model import load_served
+    from dasc.eval.served_model import load_served
     from dasc.eval.simulate import DEFAULT_W_MAX
 
     torch.set_num_threads(threads)

@@ -1,19 +1,15 @@
-"""What a command leaves on disk: figures and numbers, all of them or none."""
+"""What a command leaves on disk: all of its files or none."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import json
 import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from typing import Any
 
 
 def write_together(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
@@ -58,13 +54,3 @@ def write_together(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
 def json_bytes(value: Mapping[str, Any], indent: int | None = 2) -> bytes:
     """JSON text in UTF-8, with a line break at its end."""
     return (json.dumps(value, indent=indent) + "\n").encode()
-
-
-def figure_bytes(name: str, figure: Figure) -> dict[str, bytes]:
-    """``<name>.png`` and ``<name>.svg`` of a figure."""
-    files = {}
-    for suffix in ("png", "svg"):
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=suffix, dpi=160, bbox_inches="tight")
-        files[f"{name}.{suffix}"] = buffer.getvalue()
-    return files

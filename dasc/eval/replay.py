@@ -17,7 +17,7 @@ from dasc.cache.engine import Answer, Engine, Request
 from dasc.cache.records import StepRecord, TransferRecord
 from dasc.eval.conversations import Turn
 from dasc.eval.replay_arms import ARMS, PreparedArm, Serving, build_engine, prepare_arm
-from dasc.eval.replay_model import ServedModel
+from dasc.eval.served_model import ServedModel
 
 BASELINE = "dense"
 _MOST_KV_TOKENS = 1 << 18

@@ -12,11 +12,11 @@ from dasc.cache.config import CacheConfig
 from dasc.cache.engine import Engine
 from dasc.cache.storage import TensorStorage, scratch_bytes, staging_bytes
 from dasc.cache.transfers import ThreadMover
-from dasc.eval.replay_model import ServedModel
+from dasc.eval.served_model import ServedModel, state_dtypes
 from dasc.eval.simulate import default_native_slots
 from dasc.geometry import DtypePolicy
 from dasc.layout import Layout, LayoutKind, rank_layouts
-from dasc.models.hybrid import HybridModel, WindowKV
+from dasc.models.hybrid import WindowKV
 from dasc.planner import build_plan
 from dasc.reference import RANDOM_MASK_SEEDS, replay_window, settle_tokens, static_horizons
 
@@ -112,14 +112,6 @@ class PreparedArm:
     refresh_below_tokens: int | None
     split: MemorySplit
     compression: float
-
-
-def state_dtypes(model: HybridModel, *, int8: bool = False) -> DtypePolicy:
-    """FP32 temporal states, or FP64 in a model of FP64, and convolution rows in the model's own dtype.
-
-    Rows rounded to BF16 would make what an FP32 model answers depend on where its forwards end.
-    """
-    return DtypePolicy(torch.promote_types(model.dtype, torch.float32), model.dtype, int8=int8)
 
 
 def prepare_arm(name: str, w_max: int, served: ServedModel, serving: Serving, *, seed: int = 0) -> PreparedArm:

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dasc.eval.files import figure_bytes
+from dasc.eval.drawing import BLUE, GREY, Figure, figure_bytes
 from dasc.eval.replay import ArmReport, SeedResult
 
-try:
-    from matplotlib.figure import Figure
-except ImportError as error:
-    raise ImportError("drawing figures needs matplotlib: pip install 'dasc[plot]'") from error
-
-BAR_BLUE = "#3b6ea5"
-BASELINE_GREY = "#8a8a8a"
 POINT = "#222222"
 
 _PANELS: tuple[tuple[str, Callable[[SeedResult], float]], ...] = (
@@ -28,7 +21,7 @@ def draw_replay(reports: Sequence[ArmReport], title: str) -> dict[str, bytes]:
     """``replay.png`` and ``replay.svg``: a bar for the mean over the seeds, a dot for each seed."""
     figure = Figure(figsize=(3.0 * len(_PANELS), 3.6), layout="constrained")
     labels = [report.label for report in reports]
-    colours = [BASELINE_GREY if report.w_max is None else BAR_BLUE for report in reports]
+    colours = [GREY if report.w_max is None else BLUE for report in reports]
     for axes, (name, value) in zip(figure.subplots(1, len(_PANELS)), _PANELS, strict=True):
         points = [[value(seed) for seed in report.seeds] for report in reports]
         axes.bar(labels, [sum(values) / len(values) for values in points], color=colours, width=0.7)

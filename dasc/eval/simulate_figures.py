@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dasc.eval.files import figure_bytes
+from dasc.eval.drawing import BLUE, ORANGE, Figure, figure_bytes, ticker
 from dasc.eval.simulate import ArmResult
-
-try:
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, NullLocator
-except ImportError as error:
-    raise ImportError("drawing figures needs matplotlib: pip install 'dasc[plot]'") from error
 
 _STYLES = {
     "dense": ("#555555", "s", "-"),
-    "padded": ("#c8553d", "v", "-"),
-    "ragged": ("#3b6ea5", "o", "-"),
+    "padded": (ORANGE, "v", "-"),
+    "ragged": (BLUE, "o", "-"),
     "int8": ("#2a9d8f", "D", "-"),
     "storage": ("#8d6cab", "P", "-"),
     "wr": ("#d9a441", "^", "--"),  # it hits what ragged hits
@@ -42,8 +36,8 @@ def draw_sweep(results: Sequence[ArmResult], title: str) -> dict[str, bytes]:
         axes.set_xscale("log")
         axes.set_xlabel("state memory of a rank (GiB)")
         axes.set_xticks(ticks)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_minor_locator(ticker.NullLocator())
         axes.grid(axis="y", linewidth=0.4, alpha=0.6)
         axes.spines[["top", "right"]].set_visible(False)
     hits.legend(frameon=False)

@@ -8,8 +8,8 @@ from types import ModuleType
 import dasc.reference
 from dasc.eval.chat_tokens import ByteTokens
 from dasc.eval.conversations import Limits, Turn, conversation_turns, generate_conversations
-from dasc.eval.replay_arms import Serving, state_dtypes
-from dasc.eval.replay_model import ServedModel, load_served
+from dasc.eval.replay_arms import Serving
+from dasc.eval.served_model import ServedModel, load_served, state_dtypes
 from dasc.models.hybrid import random_hybrid, save_hybrid
 
 

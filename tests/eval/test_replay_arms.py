@@ -5,7 +5,8 @@ import re
 import pytest
 import torch
 
-from dasc.eval.replay_arms import ARMS, build_engine, prepare_arm, state_dtypes
+from dasc.eval.replay_arms import ARMS, build_engine, prepare_arm
+from dasc.eval.served_model import state_dtypes
 from dasc.layout import PaddedLayout, RaggedLayout
 from dasc.reference import remaining_share, static_horizons
 from tests.eval.replay_runs import dense_slot_bytes, tiny_served, tiny_serving

@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dasc.eval.bits.results import ALL_TASKS, BitsReport, Score
-from dasc.eval.files import figure_bytes
-
-try:
-    from matplotlib.figure import Figure
-except ImportError as error:
-    raise ImportError("drawing figures needs matplotlib: pip install 'dasc[plot]'") from error
+from dasc.eval.drawing import BLUE, GREY, ORANGE, Figure, figure_bytes
 
 _STYLES = {
-    "bits-range": ("#c8553d", "o-"),
+    "bits-range": (ORANGE, "o-"),
     "bits-horizon": ("#e0a458", "o-"),
     "bits-share": ("#7b4b94", "o-"),
     "keep-int8-range": ("#588b8b", "s-"),
-    "keep-int8": ("#3b6ea5", "s-"),
+    "keep-int8": (BLUE, "s-"),
     "keep-fp32": ("#7a9cc6", "s--"),
-    "random-int8": ("#8a8a8a", "x:"),
+    "random-int8": (GREY, "x:"),
     "uniform-8": ("#222222", "D"),
     "uniform-4": ("#222222", "v"),
 }

@@ -5,19 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dasc.eval.decay.measure import FOLLOWED, DecayReport
-from dasc.eval.files import figure_bytes
-
-try:
-    from matplotlib.figure import Figure
-except ImportError as error:
-    raise ImportError("drawing figures needs matplotlib: pip install 'dasc[plot]'") from error
+from dasc.eval.drawing import BLUE, GREY, ORANGE, Figure, figure_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = {"nr": "#c8553d", "wr": "#3b6ea5", "int8": "#6a994e"}
+COLOURS = {"nr": ORANGE, "wr": BLUE, "int8": "#6a994e"}
 LABELS = {"nr": "NR", "wr": "WR", "int8": "INT8"}
-GREY = "#8a8a8a"
 
 
 def draw_decay(report: DecayReport) -> dict[str, bytes]:

@@ -10,8 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from dasc.eval.decay.recording import RecordingOps, carry_on
 from dasc.eval.states import Arm, Prefixes, advance
+from dasc.eval.states.recording import Given, RecordingOps
 from dasc.models.hybrid import DeltaRuleOps
 from dasc.reference import omission_bound, omission_estimate
 
@@ -82,9 +82,9 @@ class _Trace:
         self._kl: list[float] = []
         self._changed: list[float] = []
 
-    def go_on(self, state: Tensor, dense: Tensor, given: Sequence[Any]) -> None:
+    def go_on(self, state: Tensor, dense: Tensor, given: Sequence[Given]) -> None:
         """Compare states ``[L, n, HV, V, K]`` after the tokens that layers were given."""
-        self._left = [carry_on(left, layer, self._ops) for left, layer in zip(self._left, given)]
+        self._left = [_carry_on(left, layer, self._ops) for left, layer in zip(self._left, given)]
         gates = [layer.g for layer in given]
         self._g = [torch.cat(pair, dim=1) for pair in zip(self._g, gates)] if self._g else gates
         bound = torch.stack([omission_bound(e, g)[:, -1] for e, g in zip(self._start, self._g)])
@@ -106,6 +106,14 @@ class _Trace:
 
     def as_dict(self) -> dict[str, Any]:
         return {**self._sums, "error_over_bound": self._ratio.tolist(), "kl": self._kl, "changed": self._changed}
+
+
+def _carry_on(error: Tensor, given: Given, ops: DeltaRuleOps) -> Tensor:
+    """What becomes of ``error`` ``[n, HV, V, K]`` if both states see what was given: the recurrence without values."""
+    n, T, HV = given.beta.shape
+    run = ops.chunk_gdn if given.g.ndim == 3 else ops.chunk_kda
+    nothing = error.new_zeros(n, T, HV, error.shape[-2])
+    return run(given.k, given.k, nothing, given.g, given.beta, initial_state=error, use_qk_l2norm=True).final_state
 
 
 def _squares(x: Tensor) -> list[float]:

@@ -6,19 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dasc.eval.files import figure_bytes
+from dasc.eval.drawing import BLUE, ORANGE, Figure, figure_bytes
 from dasc.eval.horizons.measure import HorizonReport
-
-try:
-    from matplotlib.figure import Figure
-except ImportError as error:
-    raise ImportError("drawing figures needs matplotlib: pip install 'dasc[plot]'") from error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-BAR_BLUE = "#3b6ea5"
-LINE_ORANGE = "#c8553d"
 
 
 def draw_horizons(report: HorizonReport) -> dict[str, bytes]:
@@ -41,14 +33,14 @@ def _count(report: HorizonReport) -> str:
 def _draw_histogram(axes: Axes, report: HorizonReport) -> None:
     edges = report.histogram["edges_tokens"]
     static, empirical = (np.sum(report.histogram[name], axis=0) for name in ("static", "empirical"))
-    axes.stairs(100 * static / static.sum(), edges, fill=True, color=BAR_BLUE, label="from the weights, H_s")
-    axes.stairs(100 * empirical / empirical.sum(), edges, color=LINE_ORANGE, label="observed, H_e (median)")
+    axes.stairs(100 * static / static.sum(), edges, fill=True, color=BLUE, label="from the weights, H_s")
+    axes.stairs(100 * empirical / empirical.sum(), edges, color=ORANGE, label="observed, H_e (median)")
     axes.set(xscale="log", xlabel="horizon (tokens)", ylabel="share of units (%)")
     axes.legend(frameon=False)
 
 
 def _draw_layers(axes: Axes, report: HorizonReport) -> None:
-    pairs = ((report.fixed.empirical, BAR_BLUE, "H_s and H_e"), (report.fixed.magnitude, LINE_ORANGE, "H_s and M_S"))
+    pairs = ((report.fixed.empirical, BLUE, "H_s and H_e"), (report.fixed.magnitude, ORANGE, "H_s and M_S"))
     for shift, (agreement, colour, label) in zip((-0.1, 0.1), pairs):
         drawn = [(block + shift, layer) for block, layer in zip(report.blocks, agreement.layers) if layer is not None]
         medians = np.array([layer.median for _, layer in drawn])

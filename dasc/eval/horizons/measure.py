@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 import dasc.fast
-from dasc.eval.decay.recording import RecordingOps
 from dasc.eval.horizons.prefixes import Prefix
 from dasc.eval.profile import quantiles
 from dasc.eval.provenance import described
 from dasc.eval.states import Prefixes
+from dasc.eval.states.recording import RecordingOps
 from dasc.eval.unit_file import UnitFile
 from dasc.models import read_checkpoint
 from dasc.models.hybrid import HybridModel, load_hybrid

@@ -24,8 +24,8 @@ from dasc.eval.items import Item, Text
 from dasc.eval.quality.arms import METHODS, ArmSpec
 from dasc.eval.quality.backend import BackendError, Query, Reply, Residency
 from dasc.eval.quality.protocol import Block
-from dasc.eval.replay_arms import plan_arm, state_dtypes
-from dasc.eval.replay_model import ServedModel
+from dasc.eval.replay_arms import plan_arm
+from dasc.eval.served_model import ServedModel, state_dtypes
 from dasc.layout import Layout
 from dasc.plan import MIN_WINDOW_TOKENS
 

@@ -6,23 +6,17 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dasc.eval.files import figure_bytes
+from dasc.eval.drawing import BLUE, ORANGE, Figure, figure_bytes, ticker
 from dasc.eval.quality.table import Comparison, QualityTable, Row
-
-try:
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import ScalarFormatter
-except ImportError as error:
-    raise ImportError("drawing figures needs matplotlib: pip install 'dasc[plot]'") from error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS = {
     "dense": "#222222",
-    "nr": "#3b6ea5",
+    "nr": BLUE,
     "wr": "#4b9b6a",
-    "random": "#c8553d",
+    "random": ORANGE,
     "int8": "#8a6fb0",
     "int8-all": "#a58a3b",
 }
@@ -87,7 +81,7 @@ def _accuracy(axes: Axes, row: Row, table: QualityTable) -> None:
     if cutoffs:
         axes.set_xscale("log", base=2)
         axes.set_xticks(cutoffs)
-        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_major_formatter(ticker.ScalarFormatter())
     axes.set_xlabel("W_max (tokens)", fontsize=8)
     axes.set_ylabel("score", fontsize=8)
 

@@ -19,7 +19,7 @@ from dasc.eval.quality.evaluate import evaluate
 from dasc.eval.quality.protocol import Protocol, make_blocks
 from dasc.eval.quality.results import QualityResult
 from dasc.eval.quality.server_backend import ServerBackend
-from dasc.eval.replay_model import load_served
+from dasc.eval.served_model import load_served
 from dasc.models.zoo import model_folder
 
 UNITS_FILE = "units.jsonl"

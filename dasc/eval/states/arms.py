@@ -11,7 +11,7 @@ from torch import Tensor
 
 import dasc.fast
 from dasc.contract import DenseState, PackedState
-from dasc.eval.replay_arms import state_dtypes
+from dasc.eval.served_model import state_dtypes
 from dasc.eval.states.prefixes import Prefixes, batches
 from dasc.layout import Layout, RaggedLayout
 from dasc.models.hybrid import Batch, KVPool, SequenceInput, StatePool, WindowKV

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dasc.eval.replay_arms import state_dtypes
+from dasc.eval.served_model import state_dtypes
 from dasc.models.hybrid import Batch, HybridModel, KVPool, SequenceInput, StatePool
 
 _BATCH_TOKENS = 2048  # about the fastest for small models on one core

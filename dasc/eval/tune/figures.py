@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from dasc.eval.files import figure_bytes
+from dasc.eval.drawing import BLUE, GREY, ORANGE, Figure, figure_bytes
 from dasc.eval.states import Measure
 from dasc.eval.tune.choice import Choice
 from dasc.eval.tune.measure import TuneReport
-
-try:
-    from matplotlib.figure import Figure
-except ImportError as error:
-    raise ImportError("drawing figures needs matplotlib: pip install 'dasc[plot]'") from error
-
-NR_ORANGE, WR_BLUE = "#c8553d", "#3b6ea5"
-FRONT_GREY = "#8a8a8a"
 
 
 def draw_tune(report: TuneReport, choice: Choice, measure: Measure, budget: float) -> dict[str, bytes]:
@@ -24,7 +16,7 @@ def draw_tune(report: TuneReport, choice: Choice, measure: Measure, budget: floa
     for point in report.points:
         loss = point.loss(measure)
         x, mean, upper = point.checkpoint_bytes / 1024, scale * loss.mean, scale * loss.upper
-        colour = WR_BLUE if point.refresh else NR_ORANGE
+        colour = BLUE if point.refresh else ORANGE
         axes.plot([x, x], [mean, upper], color=colour, linewidth=0.8, alpha=0.6)
         axes.plot(x, mean, "s" if point.int8 else "o", color=colour, markersize=5)
         if point.label in choice.front:
@@ -35,14 +27,14 @@ def draw_tune(report: TuneReport, choice: Choice, measure: Measure, budget: floa
     axes.plot(
         [p.checkpoint_bytes / 1024 for p in front],
         [scale * p.loss(measure).mean for p in front],
-        color=FRONT_GREY,
+        color=GREY,
         linewidth=1,
         zorder=0,
         label="no other is smaller and better",
     )
     axes.axhline(scale * budget, color="black", linewidth=0.8, linestyle="--", label="budget")
-    axes.axvline(report.dense_bytes / 1024, color=FRONT_GREY, linewidth=0.8, linestyle=":", label="dense")
-    for marker, colour, label in (("o", NR_ORANGE, "NR"), ("o", WR_BLUE, "WR"), ("s", FRONT_GREY, "square: INT8")):
+    axes.axvline(report.dense_bytes / 1024, color=GREY, linewidth=0.8, linestyle=":", label="dense")
+    for marker, colour, label in (("o", ORANGE, "NR"), ("o", BLUE, "WR"), ("s", GREY, "square: INT8")):
         axes.plot([], [], marker, color=colour, label=label)
     axes.set(xlabel="KiB a checkpoint", ylabel=f"loss to dense ({unit}), up to its 95 % limit")
     axes.legend(frameon=False, fontsize=8)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dasc.eval.provenance import described
 from dasc.eval.quality.arms import default_w_max
-from dasc.eval.replay_arms import state_dtypes
+from dasc.eval.served_model import state_dtypes
 from dasc.eval.states import Measure, ask, refresh, retain
 from dasc.eval.task_runs import TaskSettings, load_task_model, prefill
 from dasc.eval.tune.points import Loss, Point, point_label, upper_limit

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dasc.eval.tune.measure
-from dasc.eval.replay_arms import state_dtypes
+from dasc.eval.served_model import state_dtypes
 from dasc.eval.states import Prefixes, ask, refresh, retain
 from dasc.eval.task_runs import load_task_model
 from dasc.eval.tune import TuneReport, TuneSettings, measure_points

@@ -7,22 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dasc.eval.files import figure_bytes
+from dasc.eval.drawing import BLUE, ORANGE, Figure, colors, figure_bytes
 from dasc.eval.profile import DECAY_BINS, ModelProfile
-
-try:
-    from matplotlib.colors import LogNorm, Normalize
-    from matplotlib.figure import Figure
-except ImportError as error:
-    raise ImportError("drawing figures needs matplotlib: pip install 'dasc[plot]'") from error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
 ATTENTION_GREY = "#d4d4d4"
-BAR_BLUE = "#3b6ea5"
-LINE_ORANGE = "#c8553d"
 
 
 def draw_profile(profile: ModelProfile) -> dict[str, bytes]:
@@ -60,8 +52,8 @@ def _decay(profile: ModelProfile) -> Figure:
     alpha = profile.alpha.flatten().numpy()
     median = float(np.median(alpha))
     weights = np.full(alpha.shape, 100 / alpha.size)
-    axes.hist(alpha, bins=DECAY_BINS, range=(0, 1), weights=weights, color=BAR_BLUE)
-    axes.axvline(median, color=LINE_ORANGE, linewidth=1.5)
+    axes.hist(alpha, bins=DECAY_BINS, range=(0, 1), weights=weights, color=BLUE)
+    axes.axvline(median, color=ORANGE, linewidth=1.5)
     axes.annotate(
         f"median {median:.3f}",
         (median, 0.95),
@@ -69,7 +61,7 @@ def _decay(profile: ModelProfile) -> Figure:
         xytext=(-6 if median > 0.5 else 6, 0),
         textcoords="offset points",
         ha="right" if median > 0.5 else "left",
-        color=LINE_ORANGE,
+        color=ORANGE,
     )
     unit = "heads" if profile.geometry.kind == "gdn" else "key channels"
     axes.set(
@@ -106,7 +98,9 @@ def _shade(fraction: float) -> tuple[float, float, float, float]:
     return float(red), float(green), float(blue), float(alpha)
 
 
-def _block_map(profile: ModelProfile, values: NDArray[np.float64], norm: Normalize, title: str, label: str) -> Figure:
+def _block_map(
+    profile: ModelProfile, values: NDArray[np.float64], norm: colors.Normalize, title: str, label: str
+) -> Figure:
     """A map with one row a model block; full-attention blocks stay grey, as in figures 5, 6 and 8."""
     geometry = profile.geometry
     rows = np.full((geometry.num_blocks, values.shape[1]), np.nan)
@@ -120,12 +114,12 @@ def _block_map(profile: ModelProfile, values: NDArray[np.float64], norm: Normali
     return figure
 
 
-def _horizon_norm(horizons: NDArray[np.float64]) -> LogNorm:
+def _horizon_norm(horizons: NDArray[np.float64]) -> colors.LogNorm:
     finite = horizons[np.isfinite(horizons) & (horizons > 0)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (1.0, 10.0)
     # colours past five decades tell nothing more; the ends are saturated
     low = max(low, 0.1)
-    return LogNorm(low, max(min(high, low * 1e5), low * 10), clip=True)
+    return colors.LogNorm(low, max(min(high, low * 1e5), low * 10), clip=True)
 
 
 def _plottable(horizons: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -143,7 +137,7 @@ def _head_horizons(profile: ModelProfile) -> Figure:
 def _retained(profile: ModelProfile) -> Figure:
     """Figures 6 and 8: the share of each head's channels that is kept."""
     title = f"{_name(profile)}: share of channels with a horizon over {profile.w_max} tokens"
-    return _block_map(profile, profile.fractions.numpy(), Normalize(0, 1), title, "share kept")
+    return _block_map(profile, profile.fractions.numpy(), colors.Normalize(0, 1), title, "share kept")
 
 
 def _channels(profile: ModelProfile) -> Figure:

@@ -58,11 +58,3 @@ class RecordingOps:
             Given(*(torch.cat(parts, dim=1).view(sequences, -1, *parts[0].shape[2:]) for parts in zip(*calls)))
             for calls in by_layer
         ]
-
-
-def carry_on(error: Tensor, given: Given, ops: DeltaRuleOps) -> Tensor:
-    """What becomes of ``error`` ``[n, HV, V, K]`` if both states see what was given: the recurrence without values."""
-    n, T, HV = given.beta.shape
-    run = ops.chunk_gdn if given.g.ndim == 3 else ops.chunk_kda
-    nothing = error.new_zeros(n, T, HV, error.shape[-2])
-    return run(given.k, given.k, nothing, given.g, given.beta, initial_state=error, use_qk_l2norm=True).final_state

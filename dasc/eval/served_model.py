@@ -1,4 +1,4 @@
-"""The model that a replay serves."""
+"""Small models that are served from a cache, and how it stores their states."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import torch
+
 from dasc.cache.storage import StateCodec
 from dasc.eval.chat_tokens import ByteTokens
+from dasc.geometry import DtypePolicy
 from dasc.models import Checkpoint, read_checkpoint
 from dasc.models.hybrid import DeltaRuleOps, HybridModel, load_hybrid, random_hybrid, save_hybrid
 
@@ -39,6 +42,14 @@ def load_served(folder: Path, ops: ServingOps) -> ServedModel:
     """
     config, weights = load_hybrid(folder)
     return ServedModel(HybridModel(config, weights, ops), read_checkpoint(folder), ops)
+
+
+def state_dtypes(model: HybridModel, *, int8: bool = False) -> DtypePolicy:
+    """FP32 temporal states, or FP64 in a model of FP64, and convolution rows in the model's own dtype.
+
+    Rows rounded to BF16 would make what an FP32 model answers depend on where its forwards end.
+    """
+    return DtypePolicy(torch.promote_types(model.dtype, torch.float32), model.dtype, int8=int8)
 
 
 def save_demo_model(folder: Path) -> None:
