@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
+
+import click
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,13 +43,50 @@ def output_folder(folder: Path | None) -> Iterator[None]:
         raise
 
 
+class Advance(Protocol):
+    """Moves a bar on."""
+
+    def __call__(self, label: str, steps: int = 1) -> None: ...
+
+
 @contextmanager
-def progress_bar(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on standard error; what it gives is called with a label for each of ``total`` steps done."""
+def progress_bar(total: int) -> Iterator[Advance]:
+    """A bar on standard error; what it gives is called with a label when one or more of ``total`` steps are done."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total)
-        yield lambda label: bar.update(task, description=label, advance=1)
+        yield lambda label, steps=1: bar.update(task, description=label, advance=steps)
+
+
+def give_result(
+    name: str,
+    values: Mapping[str, Any],
+    show: Callable[[], None],
+    *,
+    output: Path | None,
+    as_json: bool,
+    draw: Callable[[], Mapping[str, bytes]] = dict,
+) -> None:
+    """Write a result's files together, and print JSON, or else tables and where the files are.
+
+    Args:
+        name: of the file of numbers in ``output``.
+        values: the numbers.
+        show: prints tables.
+        output: folder; ``None`` writes nothing.
+        as_json: print the numbers.
+        draw: gives the other files by name; called only with an ``output``.
+    """
+    if output is not None:
+        from dasc.eval.files import json_bytes, write_together
+
+        write_together(output, {name: json_bytes(values), **draw()})
+    if as_json:
+        click.echo(json.dumps(values, indent=2, allow_nan=False))
+        return
+    show()
+    if output is not None:
+        click.echo(f"written to {output}")

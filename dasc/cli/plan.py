@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dasc.cli.options import ByteSize, IntList
+from dasc.cli.options import ByteSize, IntList, gate_input_option
 from dasc.cli.output import table_console
 from dasc.cli.reading import read_with_progress
 from dasc.units import format_bytes
@@ -23,7 +23,7 @@ STATE_DTYPES = ("float32", "bfloat16", "float16")
 @click.command()
 @click.argument("model")
 @click.option("--w-max", type=IntList(4), default="16,64,128,512", show_default=True, help="Cutoffs in tokens.")
-@click.option("--a-s", "gate_input", type=float, help="Representative gate input; the family's own by default.")
+@gate_input_option
 @click.option("--epsilon", type=float, default=1e-3, show_default=True, help="Decay that counts as forgotten.")
 @click.option("--tp", "ranks", type=IntList(), default="1,2,4,8", show_default=True, help="Tensor-parallel degrees.")
 @click.option(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from dasc.cli.options import MAX_TOKENS, IntList
+from dasc.cli.options import MAX_TOKENS, IntList, gate_input_option
 from dasc.cli.reading import read_with_progress
 
 
@@ -17,7 +17,7 @@ from dasc.cli.reading import read_with_progress
     help="Cutoff of the maps; 16 tokens, or 64 with a safe gate, by default.",
 )
 @click.option("--w-grid", type=IntList(4), default="16,64,128,512", show_default=True, help="Cutoffs of the summary.")
-@click.option("--a-s", "gate_input", type=float, help="Representative gate input; the family's own by default.")
+@gate_input_option
 @click.option("--epsilon", type=float, default=1e-3, show_default=True, help="Decay that counts as forgotten.")
 @click.option("--revision", help="Branch, tag or commit on the Hub.")
 def profile(
@@ -33,9 +33,9 @@ def profile(
 
     Writes PNG and SVG figures and the numbers behind them as profile.json.
     """
-    from dasc.eval.profile_figures import draw_profile
     from dasc.eval.files import json_bytes, write_together
     from dasc.eval.profile import profile_model
+    from dasc.eval.profile_figures import draw_profile
 
     result = profile_model(
         read_with_progress(model, revision), w_max=w_max, w_grid=w_grid, gate_input=gate_input, epsilon=epsilon

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dasc.cli.options import ByteSize, IntList
-from dasc.cli.output import output_folder, progress_bar, table_console
+from dasc.cli.options import ByteSize, IntList, result_options, threads_option
+from dasc.cli.output import give_result, output_folder, progress_bar, table_console
 from dasc.units import format_bytes
 
 if TYPE_CHECKING:
@@ -81,13 +80,8 @@ _positive = click.IntRange(min=1)
 @click.option("--max-context", type=_positive, default=16_384, show_default=True, help="Most tokens of a turn.")
 @click.option("--shrink", type=_positive, default=32, show_default=True, help="Divides the lengths of made-up chats.")
 @click.option("--ops", type=click.Choice(["fast", "reference"]), default="fast", show_default=True, help="Operators.")
-@click.option(
-    "--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Of torch; small models gain by one."
-)
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Folder for numbers, records and a figure."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@threads_option
+@result_options("numbers, records and a figure")
 def replay(
     conversations: Path | None,
     folder: Path | None,
@@ -104,7 +98,6 @@ def replay(
     means over the seeds.
     """
     if output is not None:  # better now than after the work
-        from dasc.eval.files import json_bytes, write_together
         from dasc.eval.replay_figures import draw_replay
         from dasc.eval.replay_files import records_json
     with output_folder(output), tempfile.TemporaryDirectory() as temporary:
@@ -112,18 +105,17 @@ def replay(
     settings = {"model": "random weights" if folder is None else str(folder), **settings}
     summary = {"settings": settings, "arms": [report.as_dict() for report in reports]}
     title = f"{settings['requests']} requests, {format_bytes(settings['memory_bytes'])} of state memory"
-    if output is not None:
-        files = {"replay.json": json_bytes(summary), "records.json": records_json(reports)}
-        write_together(output, files | draw_replay(reports, title))
-    if as_json:
-        click.echo(json.dumps(summary, indent=2, allow_nan=False))
-        return
-    console = table_console(150)
-    _print_reports(reports, title, console)
-    if folder is None:
-        console.print(RANDOM_WEIGHTS)
-    if output is not None:
-        console.print(f"written to {output}", soft_wrap=True)
+
+    def show() -> None:
+        console = table_console(150)
+        _print_reports(reports, title, console)
+        if folder is None:
+            console.print(RANDOM_WEIGHTS)
+
+    def draw() -> dict[str, bytes]:
+        return {"records.json": records_json(reports), **draw_replay(reports, title)}
+
+    give_result("replay.json", summary, show, output=output, as_json=as_json, draw=draw)
 
 
 def _demo_model(folder: Path) -> Path:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -9,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dasc.cli.options import MAX_TOKENS, ByteSize
-from dasc.cli.output import table_console
+from dasc.cli.options import MAX_TOKENS, ByteSize, result_options
+from dasc.cli.output import give_result, table_console
 from dasc.units import format_bytes
 
 if TYPE_CHECKING:
@@ -81,10 +80,7 @@ def _arms(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, 
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the made-up loads.")
 @click.option("--published", is_flag=True, help="Predict the published equal-memory figures instead.")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Folder for numbers and figures."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@result_options("numbers and figures")
 def simulate(published: bool, output: Path | None, as_json: bool, **options: Any) -> None:
     """Simulate serving a load with dense and compressed checkpoints in the same memory.
 
@@ -95,20 +91,17 @@ def simulate(published: bool, output: Path | None, as_json: bool, **options: Any
     """
     if published:
         _check_alone()
-    from dasc.eval.files import json_bytes, write_together
-
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)  # better now than after the work
     report, figures, show = _predict_published() if published else _simulate(draw=output is not None, **options)
-    if output is not None:
-        write_together(output, {"simulate.json": json_bytes(report)} | figures)
-    if as_json:
-        click.echo(json.dumps(report, indent=2, allow_nan=False))
-        return
-    console = table_console(170)
-    show(console)
-    if output is not None:
-        console.print(f"written to {output}", soft_wrap=True)
+    give_result(
+        "simulate.json",
+        report,
+        lambda: show(table_console(170)),
+        output=output,
+        as_json=as_json,
+        draw=lambda: figures,
+    )
 
 
 def _check_alone() -> None:

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dasc.cli.options import ByteSize, IntList, NameList
-from dasc.cli.output import output_folder, progress_bar, table_console
+from dasc.cli.options import ByteSize, IntList, gate_input_option, result_options, task_options, threads_option
+from dasc.cli.output import give_result, output_folder, progress_bar, table_console
 from dasc.units import format_bytes
 
 if TYPE_CHECKING:
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 NOTHING_FITS = 1
 """Exit status when no measured point is within budget and memory."""
-
-_positive = click.IntRange(min=1)
 
 
 @click.command()
@@ -33,22 +31,10 @@ _positive = click.IntRange(min=1)
 @click.option("--memory", type=ByteSize(), default="5MiB", show_default=True, help="Of the checkpoint pool.")
 @click.option("--measure", type=click.Choice(["accuracy", "log-prob"]), default="accuracy", show_default=True)
 @click.option("--w-max", type=IntList(4), help="Cutoffs in tokens; by the length of the examples unless given.")
-@click.option("--a-s", "gate_input", type=float, help="Representative gate input; the family's own by default.")
-@click.option("--tasks", type=NameList(), help="Tasks, with commas between them; by default all that fit.")
-@click.option(
-    "--length", type=_positive, default=256, show_default=True, help="Tokens of an example and its questions."
-)
-@click.option("--count", type=_positive, default=50, show_default=True, help="Examples of each task.")
-@click.option("--questions", type=_positive, default=4, show_default=True, help="Asked of an example, at most.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the examples.")
-@click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Of torch.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for tune.json and a figure; an interrupted run goes on from the same folder.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@gate_input_option
+@task_options(length=256, count=50)
+@threads_option
+@result_options("tune.json and a figure", resumes=True)
 def tune(
     model: str,
     budget: float,
@@ -69,17 +55,15 @@ def tune(
     """
     import torch
 
+    from dasc.eval.task_runs import fitting_tasks
     from dasc.eval.tune import TuneSettings, choose, measure_points
-    from dasc.models.tasks import SHORTEST, TASKS
     from dasc.models.zoo import model_folder
 
     if output is not None:  # better now than after the work
-        from dasc.eval.files import json_bytes, write_together
         from dasc.eval.tune.figures import draw_tune
     torch.set_num_threads(threads)
     by: Measure = "accuracy" if measure == "accuracy" else "log_prob"
-    fitting = tuple(task for task in TASKS if SHORTEST[task] <= options["length"])
-    settings = TuneSettings(w_max=w_max or (), tasks=fitting if tasks is None else tasks, **options)
+    settings = TuneSettings(w_max=w_max or (), tasks=tasks or fitting_tasks(options["length"]), **options)
     with output_folder(output), progress_bar(len(settings.tasks)) as progress:
         units_path = None if output is None else output / "tune.jsonl"
         report = measure_points(model_folder(model), settings, units_path=units_path, progress=progress)
@@ -93,14 +77,16 @@ def tune(
         "front": list(choice.front),
         "explanation": list(choice.explanation),
     }
-    if output is not None:
-        write_together(output, {"tune.json": json_bytes(summary), **draw_tune(report, choice, by, budget)})
-    if as_json:
-        click.echo(json.dumps(summary, indent=2, allow_nan=False))
-    else:
-        _print(report, choice, memory)
-    if output is not None:
-        click.echo(f"written to {output}", err=as_json)
+    give_result(
+        "tune.json",
+        summary,
+        partial(_print, report, choice, memory),
+        output=output,
+        as_json=as_json,
+        draw=lambda: draw_tune(report, choice, by, budget),
+    )
+    if output is not None and as_json:
+        click.echo(f"written to {output}", err=True)
     if choice.point is None:
         click.echo(f"dasc: {choice.explanation[0]}", err=True)
         click.get_current_context().exit(NOTHING_FITS)

@@ -1,19 +1,18 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dasc.cli.options import NameList
-from dasc.cli.output import output_folder, table_console
+from dasc.cli.options import result_options, task_options, threads_option
+from dasc.cli.output import give_result, output_folder, table_console
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from dasc.eval.bits import BitsReport
@@ -36,22 +35,15 @@ def _shares(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str
 
 @click.command()
 @click.argument("model")
-@click.option("--tasks", type=NameList(), help="With commas; by default all that --length can hold.")
-@click.option("--length", type=_positive, default=256, show_default=True, help="Tokens of an example.")
-@click.option("--count", type=_positive, default=32, show_default=True, help="Examples of each task.")
-@click.option("--questions", type=_positive, default=4, show_default=True, help="Most questions of an example.")
+@task_options(length=256, count=32)
 @click.option("--calibration", type=_positive, default=8, show_default=True, help="Other examples, for magnitudes.")
 @click.option(
     "--budgets", callback=_shares, default="1/32,1/16,1/8,1/4,1/2,1", show_default=True, help="Of dense temporal bytes."
 )
 @click.option("--seeds", type=click.IntRange(1, 5), default=5, show_default=True, help="Random masks.")
 @click.option("--use-tokens", type=_positive, default=16, show_default=True, help="Continuation to allocate bits for.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the examples.")
-@click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Of torch.")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Folder for numbers and a figure."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@threads_option
+@result_options("bits.json and a figure", "tables", resumes=True)
 def bits(
     model: str, tasks: tuple[str, ...] | None, output: Path | None, as_json: bool, threads: int, **options: Any
 ) -> None:
@@ -60,23 +52,21 @@ def bits(
     MODEL is the name of a bundled model or a folder. Each unit has 32, 16, 8, 4 or 0 bits by its horizon, or by its
     horizon and its magnitude, whole or as a share of its head's, within a byte budget; keep-or-drop spends the same
     bytes on whole units in FP32 or INT8. What is dropped is zero on load (NR). Scales count, convolution rows, which
-    are the same in all arms, do not. An interrupted run goes on when it is given the same output folder.
+    are the same in all arms, do not.
     """
     if output is not None:  # better now than after the work
         from dasc.eval.bits.figures import draw_bits
-        from dasc.eval.files import json_bytes, write_together
     with output_folder(output):
         report = _run(model, tasks, None if output is None else output / UNITS_FILE, threads, **options)
     title = f"{report.settings['model']}: bits by horizon, {report.settings['count']} examples of each task"
-    if output is not None:
-        write_together(output, {"bits.json": json_bytes(report.as_dict()), **draw_bits(report, title)})
-    if as_json:
-        click.echo(json.dumps(report.as_dict(), indent=2, allow_nan=False))
-        return
-    console = table_console(150)
-    _print(report, title, console)
-    if output is not None:
-        console.print(f"written to {output}", soft_wrap=True)
+    give_result(
+        "bits.json",
+        report.as_dict(),
+        partial(_print, report, title),
+        output=output,
+        as_json=as_json,
+        draw=lambda: draw_bits(report, title),
+    )
 
 
 def _run(
@@ -85,12 +75,11 @@ def _run(
     import torch
 
     from dasc.eval.bits import BitsSettings, measure_bits
-    from dasc.models.tasks import SHORTEST, TASKS
+    from dasc.eval.task_runs import fitting_tasks
     from dasc.models.zoo import model_folder
 
     torch.set_num_threads(threads)
-    tasks = tasks or tuple(task for task in TASKS if SHORTEST[task] <= length)
-    settings = BitsSettings(tasks=tasks, length=length, **options)
+    settings = BitsSettings(tasks=tasks or fitting_tasks(length), length=length, **options)
     with _progress() as progress:
         return measure_bits(model_folder(model), settings, units_path=units_path, progress=progress)
 
@@ -106,9 +95,10 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _print(report: BitsReport, title: str, console: Console) -> None:
+def _print(report: BitsReport, title: str) -> None:
     from dasc.eval.bits.results import ALL_TASKS
 
+    console = table_console(150)
     dense = report.dense[ALL_TASKS]
     table = _table(
         title, "budget", "arm", "stored", "units of 32 / 16 / 8 / 4 / 0", "accuracy", "log-prob lost", "state error"

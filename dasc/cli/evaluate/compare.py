@@ -5,15 +5,13 @@ from pathlib import Path
 import click
 
 from dasc.cli.evaluate.quality_report import RESULT_FILE, report
+from dasc.cli.options import result_options
 from dasc.cli.output import output_folder
 
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Folder for numbers and figures."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@result_options("numbers and figures")
 def compare(files: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
     """Put arms that were measured one by one into one table, with paired differences by item.
 

@@ -1,34 +1,25 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dasc.cli.options import IntList, NameList
-from dasc.cli.output import output_folder, progress_bar, table_console
+from dasc.cli.options import IntList, gate_input_option, result_options, task_options, threads_option
+from dasc.cli.output import give_result, output_folder, progress_bar, table_console
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from dasc.eval.decay import DecayReport
 
-_positive = click.IntRange(min=1)
-
 
 @click.command()
 @click.argument("model")
 @click.option("--w-max", type=click.IntRange(min=4), default=32, show_default=True, help="Cutoff in tokens.")
-@click.option("--a-s", "gate_input", type=float, help="Representative gate input; the family's own by default.")
-@click.option("--tasks", type=NameList(), help="Tasks, with commas between them; by default all that fit.")
-@click.option(
-    "--length", type=_positive, default=512, show_default=True, help="Tokens of an example and its questions."
-)
-@click.option("--count", type=_positive, default=16, show_default=True, help="Examples of each task.")
-@click.option("--questions", type=_positive, default=4, show_default=True, help="Asked of an example, at most.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the examples.")
+@gate_input_option
+@task_options(length=512, count=16)
 @click.option(
     "--ticks",
     type=IntList(0),
@@ -43,14 +34,8 @@ _positive = click.IntRange(min=1)
     show_default=True,
     help="New tokens of a prompt before its question.",
 )
-@click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Of torch.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for decay.json and a figure; an interrupted run goes on from the same folder.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@threads_option
+@result_options("decay.json and a figure", "tables", resumes=True)
 def decay(
     model: str, output: Path | None, as_json: bool, threads: int, tasks: tuple[str, ...] | None, **options: Any
 ) -> None:
@@ -64,28 +49,23 @@ def decay(
     import torch
 
     from dasc.eval.decay import DecaySettings, measure_decay
-    from dasc.models.tasks import SHORTEST, TASKS
+    from dasc.eval.task_runs import fitting_tasks
     from dasc.models.zoo import model_folder
 
     if output is not None:  # better now than after the work
         from dasc.eval.decay.figures import draw_decay
-        from dasc.eval.files import json_bytes, write_together
     torch.set_num_threads(threads)
-    fitting = tuple(task for task in TASKS if SHORTEST[task] <= options["length"])
-    settings = DecaySettings(tasks=fitting if tasks is None else tasks, **options)
+    settings = DecaySettings(tasks=tasks or fitting_tasks(options["length"]), **options)
     with output_folder(output), progress_bar(2 * len(settings.tasks)) as progress:
         units_path = None if output is None else output / "decay.jsonl"
         report = measure_decay(model_folder(model), settings, units_path=units_path, progress=progress)
-    if output is not None:
-        write_together(output, {"decay.json": json_bytes(report.as_dict()), **draw_decay(report)})
-    if as_json:
-        click.echo(json.dumps(report.as_dict(), indent=2, allow_nan=False))
-        return
-    console = table_console(118)
-    _print_errors(report, console)
-    _print_policies(report, console)
-    if output is not None:
-        console.print(f"written to {output}", soft_wrap=True)
+
+    def show() -> None:
+        console = table_console(118)
+        _print_errors(report, console)
+        _print_policies(report, console)
+
+    give_result("decay.json", report.as_dict(), show, output=output, as_json=as_json, draw=lambda: draw_decay(report))
 
 
 def _print_errors(report: DecayReport, console: Console) -> None:

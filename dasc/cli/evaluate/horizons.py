@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dasc.cli.options import IntList
-from dasc.cli.output import output_folder, progress_bar, table_console
+from dasc.cli.options import IntList, gate_input_option, result_options, threads_option
+from dasc.cli.output import give_result, output_folder, progress_bar, table_console
 
 if TYPE_CHECKING:
     from dasc.eval.horizons import HorizonReport, Prefix
@@ -28,16 +28,10 @@ if TYPE_CHECKING:
 )
 @click.option("--per-target", type=click.IntRange(min=1), default=8, show_default=True, help="Prefixes of each length.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the tasks' examples.")
-@click.option("--a-s", "gate_input", type=float, help="Representative gate input; the family's own by default.")
+@gate_input_option
 @click.option("--epsilon", type=float, default=1e-3, show_default=True, help="Decay that counts as forgotten.")
-@click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Of torch.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for horizons.json and a figure; an interrupted run goes on from the same folder.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@threads_option
+@result_options("horizons.json and a figure", resumes=True)
 def horizons(
     model: str,
     conversations: Path | None,
@@ -58,11 +52,10 @@ def horizons(
     """
     import torch
 
-    from dasc.eval.files import json_bytes, write_together
     from dasc.eval.horizons import HorizonSettings, measure_horizons
     from dasc.models.zoo import model_folder
 
-    if output is not None:
+    if output is not None:  # better now than after the work
         from dasc.eval.horizons.figures import draw_horizons
     torch.set_num_threads(threads)
     folder = model_folder(model)
@@ -76,14 +69,14 @@ def horizons(
             units_path=None if output is None else output / "horizons.jsonl",
             progress=progress,
         )
-    if output is not None:
-        write_together(output, {"horizons.json": json_bytes(report.as_dict())} | draw_horizons(report))
-    if as_json:
-        click.echo(json.dumps(report.as_dict(), indent=2, allow_nan=False))
-        return
-    _print(report)
-    if output is not None:
-        click.echo(f"written to {output}")
+    give_result(
+        "horizons.json",
+        report.as_dict(),
+        partial(_print, report),
+        output=output,
+        as_json=as_json,
+        draw=lambda: draw_horizons(report),
+    )
 
 
 def _prefixes(

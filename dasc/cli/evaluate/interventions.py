@@ -1,30 +1,23 @@
 from __future__ import annotations
 
-import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dasc.cli.options import NameList
-from dasc.cli.output import output_folder, progress_bar, table_console
+from dasc.cli.options import NameList, result_options, task_options, threads_option
+from dasc.cli.output import give_result, output_folder, progress_bar, table_console
 
 if TYPE_CHECKING:
     from dasc.eval.interventions import Accuracy, InterventionReport
 
 DEFAULT_ARMS = "baseline,zero-full-kv,zero-linear,zero-both"
-_positive = click.IntRange(min=1)
 
 
 @click.command()
 @click.argument("model")
-@click.option("--tasks", type=NameList(), help="Tasks, with commas between them; by default all that fit.")
-@click.option(
-    "--length", type=_positive, default=256, show_default=True, help="Tokens of an example and its questions."
-)
-@click.option("--count", type=_positive, default=100, show_default=True, help="Examples of each task.")
-@click.option("--questions", type=_positive, default=4, show_default=True, help="Asked of an example, at most.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the examples.")
+@task_options(length=256, count=100)
 @click.option(
     "--arms",
     type=NameList(),
@@ -32,14 +25,8 @@ _positive = click.IntRange(min=1)
     show_default=True,
     help="zero-temporal, too: it leaves the rows of the short convolution.",
 )
-@click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Of torch.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for interventions.json; an interrupted run goes on from the same folder.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@threads_option
+@result_options("interventions.json", resumes=True)
 def interventions(
     model: str, output: Path | None, as_json: bool, threads: int, tasks: tuple[str, ...] | None, **options: Any
 ) -> None:
@@ -51,25 +38,16 @@ def interventions(
     """
     import torch
 
-    from dasc.eval.files import json_bytes, write_together
     from dasc.eval.interventions import InterventionSettings, measure_interventions
-    from dasc.models.tasks import SHORTEST, TASKS
+    from dasc.eval.task_runs import fitting_tasks
     from dasc.models.zoo import model_folder
 
     torch.set_num_threads(threads)
-    fitting = tuple(task for task in TASKS if SHORTEST[task] <= options["length"])
-    settings = InterventionSettings(tasks=fitting if tasks is None else tasks, **options)
+    settings = InterventionSettings(tasks=tasks or fitting_tasks(options["length"]), **options)
     with output_folder(output), progress_bar(len(settings.tasks)) as progress:
         units_path = None if output is None else output / "interventions.jsonl"
         report = measure_interventions(model_folder(model), settings, units_path=units_path, progress=progress)
-    if output is not None:
-        write_together(output, {"interventions.json": json_bytes(report.as_dict())})
-    if as_json:
-        click.echo(json.dumps(report.as_dict(), indent=2, allow_nan=False))
-        return
-    _print(report)
-    if output is not None:
-        click.echo(f"written to {output}")
+    give_result("interventions.json", report.as_dict(), partial(_print, report), output=output, as_json=as_json)
 
 
 def _print(report: InterventionReport) -> None:

@@ -1,48 +1,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from dasc.cli.options import IntList
+from dasc.cli.options import IntList, NameList, together
 from dasc.cli.output import table_console
 
 if TYPE_CHECKING:
     from dasc.eval.items import Item
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
-
-def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    """Names with commas between them, in the order given; repeats are dropped."""
-    return None if value is None else tuple(dict.fromkeys(part.strip() for part in value.split(",")))
-
-
-def item_options(command: _Command) -> _Command:
-    """Options that choose items of a source; :func:`chosen_items` takes their values."""
-    for option in (
-        click.option("--depths", type=IntList(0), help="Of RULER's single needle, in percent, e.g. 0,25,50,75,100."),
-        click.option(
-            "--tokenizer",
-            type=click.Path(path_type=Path),
-            help="A tokenizer.json, or a folder with one, that counts RULER's tokens; bytes otherwise.",
-        ),
-        click.option(
-            "--item-seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of generated items."
-        ),
-        click.option(
-            "--count", type=click.IntRange(min=1), help="Items of each task; 30, or all of a file, by default."
-        ),
-        click.option("--length", "lengths", type=IntList(), help="Tokens of generated items, prompt and answer."),
-        click.option("--tasks", metavar="NAMES", callback=_names, help="Only these, with commas between them."),
-    ):
-        command = option(command)
-    return command
+item_options = together(
+    click.option("--tasks", type=NameList(), help="Only these, with commas between them."),
+    click.option("--length", "lengths", type=IntList(), help="Tokens of generated items, prompt and answer."),
+    click.option("--count", type=click.IntRange(min=1), help="Items of each task; 30, or all of a file, by default."),
+    click.option("--item-seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of generated items."),
+    click.option(
+        "--tokenizer",
+        type=click.Path(path_type=Path),
+        help="A tokenizer.json, or a folder with one, that counts RULER's tokens; bytes otherwise.",
+    ),
+    click.option("--depths", type=IntList(0), help="Of RULER's single needle, in percent, e.g. 0,25,50,75,100."),
+)
+"""Options that choose items of a source; :func:`chosen_items` takes their values."""
 
 
 def chosen_items(
@@ -55,7 +39,7 @@ def chosen_items(
     tokenizer: Path | None,
     depths: tuple[int, ...] | None,
 ) -> list[Item]:
-    """Items of a source by the values of :func:`item_options`."""
+    """Items of a source by the values of :data:`item_options`."""
     from dasc.eval.items import load_items
 
     with _status("making items" if source in ("ruler", "tasks") else f"reading {source}"):

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +7,8 @@ import click
 
 from dasc.cli.evaluate.items import chosen_items, item_options
 from dasc.cli.evaluate.quality_report import report
-from dasc.cli.options import IntList
-from dasc.cli.output import output_folder
+from dasc.cli.options import IntList, result_options, threads_option
+from dasc.cli.output import output_folder, progress_bar
 
 if TYPE_CHECKING:
     from dasc.eval.items import Item
@@ -48,14 +46,8 @@ _positive = click.IntRange(min=1)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of order and sampling.")
 @click.option("--controlled", is_flag=True, help="Check what is resident in each block; status 1 if a check fails.")
 @click.option("--ops", type=click.Choice(["fast", "reference"]), default="fast", show_default=True, help="Operators.")
-@click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Of torch.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for numbers and figures; a run that was interrupted goes on there.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@threads_option
+@result_options("numbers and figures", resumes=True)
 def quality(
     source: str,
     url: str | None,
@@ -109,15 +101,16 @@ def quality(
 def _run_bundled(
     items: list[Item], protocol: Protocol, source: str, output: Path | None, **options: Any
 ) -> QualityResult:
+    from dasc.eval.quality.engine_backend import EngineLimits
     from dasc.eval.quality.evaluate import total_requests
-    from dasc.eval.quality.runs import EngineLimits, bundled_arms, run_bundled
+    from dasc.eval.quality.runs import bundled_arms, run_bundled
 
     limits = EngineLimits(**{name: options[name] for name in ("server_limit", "prefill_tokens", "ops", "threads")})
     names = DEFAULT_METHODS if options["arms"] is None else options["arms"]
     methods = [name.strip() for name in names.split(",")]
     arms = bundled_arms(items, methods, options["w_max"])
     model = options["model"] or DEFAULT_MODEL
-    with _progress(total_requests(items, arms, protocol)) as progress:
+    with progress_bar(total_requests(items, arms, protocol)) as progress:
         return run_bundled(items, model, arms, protocol, limits, source=source, output=output, progress=progress)
 
 
@@ -135,17 +128,5 @@ def _run_server(
     spec = ArmSpec.parse(options["arm"])
     http = Http(url, key=options["api_key"])
     server = ServerBackend(http, options["api"] or "completions", options["served_model"])
-    with _progress(total_requests(items, [spec], protocol)) as progress:
+    with progress_bar(total_requests(items, [spec], protocol)) as progress:
         return run_server(items, server, spec, protocol, source=source, output=output, progress=progress)
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[str, int], None]]:
-    """A bar on standard error, a step for each request."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda label, requests: bar.update(task, description=label, advance=requests)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from dasc.cli.output import table_console
+from dasc.cli.output import give_result, table_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,14 +35,14 @@ def report(results: Sequence[QualityResult], output: Path | None, as_json: bool)
         summary = {**results[0].as_dict(), "table": table.as_dict()}
     else:
         summary = {"results": [result.as_dict() for result in results], "table": table.as_dict()}
-    if output is not None:
-        from dasc.eval.files import json_bytes, write_together
-
-        write_together(output, {RESULT_FILE: json_bytes(summary), **_figures(results, table)})
-    if as_json:
-        click.echo(json.dumps(summary, indent=2, allow_nan=False))
-    else:
-        _print(results, table, output)
+    give_result(
+        RESULT_FILE,
+        summary,
+        partial(_print, results, table),
+        output=output,
+        as_json=as_json,
+        draw=partial(_figures, results, table),
+    )
     for failure in table.failures:
         click.echo(f"failed: {failure}", err=True)
     return not table.failures
@@ -57,15 +57,13 @@ def _figures(results: Sequence[QualityResult], table: QualityTable) -> dict[str,
     return draw_quality(table)
 
 
-def _print(results: Sequence[QualityResult], table: QualityTable, output: Path | None) -> None:
+def _print(results: Sequence[QualityResult], table: QualityTable) -> None:
     for result in results:
         rows = [row for row in table.rows if row.model == result.model]
         failed = {arm.spec.label for arm in result.arms if arm.failures}
         console = table_console(50 + _COLUMN_WIDTH * len(rows[0].cells))
         _print_scores(result.model, rows, failed, console)
     _print_comparisons(table.comparisons, table_console(120))
-    if output is not None:
-        click.echo(f"written to {output}")
 
 
 def _print_scores(model: str, rows: Sequence[Row], failed: set[str], console: Console) -> None:

@@ -12,7 +12,8 @@ warm request: the checkpoint lies before it, as :class:`~dasc.cache.checkpoints.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from dasc.accounting import checkpoint_compression
 from dasc.cache.checkpoints import AfterPrompt
@@ -51,28 +52,35 @@ def kv_tokens(blocks: Sequence[Block], server_limit: int) -> int:
     return warm + server_limit * longest
 
 
+@dataclass(frozen=True)
+class EngineLimits:
+    """How the bundled engine runs, whatever the arm.
+
+    Attributes:
+        server_limit: most running requests.
+        prefill_tokens: most prompt tokens of a step.
+        ops: operators, of :mod:`dasc.fast` or :mod:`dasc.reference`.
+        threads: of torch.
+    """
+
+    server_limit: int = 16
+    prefill_tokens: int = 512
+    ops: Literal["fast", "reference"] = "fast"
+    threads: int = 1
+
+
 class EngineBackend:
     """Serves one arm with the bundled engine.
 
     Args:
         served: the model.
         spec: the arm.
+        limits: what all arms have in common.
         slots: checkpoint slots.
         kv_tokens: tokens of KV.
-        server_limit: most running requests.
-        prefill_tokens: most prompt tokens of a step.
     """
 
-    def __init__(
-        self,
-        served: ServedModel,
-        spec: ArmSpec,
-        *,
-        slots: int,
-        kv_tokens: int,
-        server_limit: int,
-        prefill_tokens: int,
-    ) -> None:
+    def __init__(self, served: ServedModel, spec: ArmSpec, limits: EngineLimits, *, slots: int, kv_tokens: int) -> None:
         model, arm = served.model, METHODS[spec.method]
         geometry, dtypes = model.config.geometry, state_dtypes(model, int8=arm.int8)
         layout: Layout | None = None
@@ -82,7 +90,7 @@ class EngineBackend:
                 arm, spec.w_max or MIN_WINDOW_TOKENS, served, dtypes, mask_seed=spec.mask_seed or 0
             )
         compressed_slots = 0 if layout is None else slots
-        native_slots = server_limit + (slots if layout is None else 1)
+        native_slots = limits.server_limit + (slots if layout is None else 1)
         try:
             storage = TensorStorage(
                 geometry,
@@ -104,7 +112,9 @@ class EngineBackend:
                 max_dense_bytes=slots * storage.native_slot_bytes,
                 refresh_window_tokens=self._window,
             )
-            self._engine = Engine(model, config, storage, server_limit=server_limit, prefill_tokens=prefill_tokens)
+            self._engine = Engine(
+                model, config, storage, server_limit=limits.server_limit, prefill_tokens=limits.prefill_tokens
+            )
         except (MemoryError, RuntimeError) as error:  # torch knows no more particular error on the CPU
             raise ValueError(f"arm {spec.label}: no memory for {slots} slots and {kv_tokens} tokens of KV") from error
         self._slots = slots

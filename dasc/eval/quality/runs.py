@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -14,7 +13,7 @@ from dasc.eval.chat_tokens import TOKENIZER_FILE
 from dasc.eval.items import Item
 from dasc.eval.provenance import folder_sha256, versions
 from dasc.eval.quality.arms import ArmSpec, default_w_max, expand
-from dasc.eval.quality.engine_backend import EngineBackend, as_tokens, kv_tokens
+from dasc.eval.quality.engine_backend import EngineBackend, EngineLimits, as_tokens, kv_tokens
 from dasc.eval.quality.evaluate import evaluate
 from dasc.eval.quality.protocol import Protocol, make_blocks
 from dasc.eval.quality.results import QualityResult
@@ -28,23 +27,6 @@ Progress = Callable[[str, int], None]
 """Called with the label of an arm and the number of requests just done."""
 
 
-@dataclass(frozen=True)
-class EngineLimits:
-    """How the bundled engine runs, whatever the arm.
-
-    Attributes:
-        server_limit: most running requests.
-        prefill_tokens: most prompt tokens of a step.
-        ops: operators, of :mod:`dasc.fast` or :mod:`dasc.reference`.
-        threads: of torch.
-    """
-
-    server_limit: int = 16
-    prefill_tokens: int = 512
-    ops: Literal["fast", "reference"] = "fast"
-    threads: int = 1
-
-
 def bundled_arms(items: Sequence[Item], methods: Sequence[str], w_max: Sequence[int] | None) -> list[ArmSpec]:
     """The arms of methods over a grid of cutoffs, one that suits the prompts when ``None``."""
     longest = max(len(as_tokens(ask.prompt)) for item in items for ask in item.asks)
@@ -56,7 +38,7 @@ def run_bundled(
     model: str | Path,
     arms: Sequence[ArmSpec],
     protocol: Protocol,
-    limits: EngineLimits = EngineLimits(),
+    limits: EngineLimits,
     *,
     source: str = "",
     output: Path | None = None,
@@ -79,7 +61,6 @@ def run_bundled(
     """
     if protocol.slots is None:
         raise ValueError("slots must be given for the bundled engine")
-    slots = protocol.slots
     folder = model_folder(model)
     torch.set_num_threads(limits.threads)
     served = load_served(folder, importlib.import_module(f"dasc.{limits.ops}"))
@@ -89,26 +70,11 @@ def run_bundled(
         )
     capacity = kv_tokens(make_blocks(items, protocol.block_items), limits.server_limit)
 
-    def backend(spec: ArmSpec) -> EngineBackend:
-        return EngineBackend(
-            served,
-            spec,
-            slots=slots,
-            kv_tokens=capacity,
-            server_limit=limits.server_limit,
-            prefill_tokens=limits.prefill_tokens,
-        )
-
-    run = {
-        "source": source,
-        "backend": "bundled engine",
-        **vars(limits),
-        "versions": versions(),
-    }
+    run = {"source": source, "backend": "bundled engine", **vars(limits), "versions": versions()}
     return evaluate(
         items,
         arms,
-        backend,
+        partial(EngineBackend, served, limits=limits, slots=protocol.slots, kv_tokens=capacity),
         protocol,
         model=folder.name,
         model_sha256=folder_sha256(folder),

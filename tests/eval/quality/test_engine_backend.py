@@ -9,7 +9,7 @@ import dasc.fast
 from dasc.eval.items import Ask, Item
 from dasc.eval.quality.arms import METHODS, ArmSpec
 from dasc.eval.quality.backend import Query, Reply, Residency
-from dasc.eval.quality.engine_backend import EngineBackend, as_text, kv_tokens
+from dasc.eval.quality.engine_backend import EngineBackend, EngineLimits, as_text, kv_tokens
 from dasc.eval.quality.protocol import make_blocks
 from tests.eval.replay_runs import tiny_served
 
@@ -20,7 +20,8 @@ ARMS = [ArmSpec(m, 16 if m not in ("dense", "int8-all") else None, 1234 if m == 
 
 def backend(spec: ArmSpec, *, slots: int = SLOTS, server_limit: int = 3, kind: str = "kda") -> EngineBackend:
     served = tiny_served(kind, dasc.fast)
-    return EngineBackend(served, spec, slots=slots, kv_tokens=1000, server_limit=server_limit, prefill_tokens=64)
+    limits = EngineLimits(server_limit=server_limit, prefill_tokens=64)
+    return EngineBackend(served, spec, limits, slots=slots, kv_tokens=1000)
 
 
 def warm(prompt: Sequence[int], name: str, repeated: bool = False) -> Query:
