@@ -1,17 +1,16 @@
 """`dasc eval bits` as a user meets it: tables, JSON, files, and one line when something is wrong."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 import dasc.eval.bits
-from dasc.cli.main import app, main
 from dasc.eval.bits import BitsSettings
 from dasc.models.tasks import TASKS, VOCABULARY
 from dasc.models.zoo import model_folder
+from tests.cli import commands
+from tests.cli.commands import failing
 from tests.eval.replay_runs import save_tiny_model
 
 COPYING = ("--tasks", "copying")
@@ -26,7 +25,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*args: str | Path) -> str:
-    result = CliRunner().invoke(app, ["eval", "bits", *(str(a) for a in args)])
+    result = commands.run("eval", "bits", *args)
     assert result.exit_code == 0, (result.output, result.exception)
     return result.stdout
 
@@ -76,7 +75,7 @@ def test_without_tasks_those_are_asked_that_the_length_can_hold(monkeypatch: pyt
         raise ValueError("seen")
 
     monkeypatch.setattr(dasc.eval.bits, "measure_bits", stop)
-    CliRunner().invoke(app, ["eval", "bits", "kda", "--length", "40", "--use-tokens", "5"])
+    commands.run("eval", "bits", "kda", "--length", "40", "--use-tokens", "5")
     [(folder, settings)] = seen
     assert folder == model_folder("kda")
     assert settings.use_tokens == 5
@@ -96,12 +95,5 @@ def test_without_tasks_those_are_asked_that_the_length_can_hold(monkeypatch: pyt
 def test_wrong_input_is_one_line(
     args: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(sys, "argv", ["dasc", "eval", "bits", *args, "-o", str(tmp_path / "out")])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    out, err = capsys.readouterr()
-    assert caught.value.code == 2
-    assert out == ""
-    assert message in err
-    assert len([line for line in err.splitlines() if line.startswith(("dasc:", "Error:"))]) == 1, err
+    assert message in failing(capsys, monkeypatch, "eval", "bits", *args, "-o", tmp_path / "out")
     assert not (tmp_path / "out").exists()

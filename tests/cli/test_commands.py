@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from dasc.cli.main import app
 from dasc.cli.options import ByteSize
@@ -21,10 +21,7 @@ from dasc.models import CheckpointError, read_checkpoint
 from dasc.models.synthetic import GEOMETRIES, example_gate, published_kimi_linear, write_checkpoint
 from dasc.plan import SelectionPlan
 from dasc.units import format_bytes
-
-
-def run(*args: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in args])
+from tests.cli.commands import run
 
 
 def dasc(*args: str | Path, **kwargs) -> subprocess.CompletedProcess[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_commands import run
+from tests.cli.commands import run
 from tests.eval.task_models import save_task_model
 
 

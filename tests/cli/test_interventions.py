@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dasc.models.tasks import TASKS
-from tests.cli.test_commands import run
+from tests.cli.commands import run
 from tests.eval.task_models import save_task_model
 
 OPTIONS = ("--tasks", "recall_multi,parity", "--length", "40", "--count", "3")

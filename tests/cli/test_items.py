@@ -4,14 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from dasc.cli.main import app, main
 from dasc.eval.items import read_items
+from tests.cli import commands
+from tests.cli.commands import failing
 
 
 def run(*args: str | Path) -> Result:
-    return CliRunner().invoke(app, ["eval", "items", *map(str, args)])
+    return commands.run("eval", "items", *args)
 
 
 def test_exported_items_are_listed_like_the_ones_made(tmp_path: Path):
@@ -54,10 +55,6 @@ def test_depths_are_percents():
     ],
 )
 def test_wrong_input_is_one_line_and_status_2(args: tuple[str, ...], message: str, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["dasc", "eval", "items", *args])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    error = capsys.readouterr().err
+    error = failing(capsys, monkeypatch, "eval", "items", *args)
     assert message in error
     assert error.count("\n") == 1

@@ -1,21 +1,21 @@
 """`dasc eval quality` and `dasc eval compare` as a user meets them."""
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from dasc.cli.evaluate.quality import DEFAULT_METHODS, METHOD_NAMES
-from dasc.cli.main import app, main
 from dasc.eval.quality import server_backend
 from dasc.eval.quality.arms import METHODS
 from dasc.models.tasks import VOCABULARY
 from dasc.plan import SelectionPlan
 from dasc.reference import random_mask
+from tests.cli import commands
+from tests.cli.commands import failing
 from tests.eval.quality.fake_server import FakeServer, fake_server
 from tests.eval.replay_runs import save_tiny_model
 
@@ -45,21 +45,9 @@ def questions(tmp_path: Path) -> Path:
 
 
 def run(*args: str | Path, status: int = 0, command: str = "quality") -> Result:
-    result = CliRunner().invoke(app, ["eval", command, *(str(a) for a in args)])
+    result = commands.run("eval", command, *args)
     assert result.exit_code == status, (result.output, result.exception)
     return result
-
-
-def failing(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, *args: str | Path) -> str:
-    """Standard error of a command that must end with status 2, one line and no traceback."""
-    monkeypatch.setattr(sys, "argv", ["dasc", "eval", *(str(a) for a in args)])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    out, err = capsys.readouterr()
-    assert caught.value.code == 2, err
-    assert out == ""
-    assert len([line for line in err.splitlines() if line.startswith(("dasc:", "Error:"))]) == 1, err
-    return err
 
 
 def test_methods_by_name_are_those_that_there_are():
@@ -102,7 +90,7 @@ def test_a_run_leaves_every_figure_and_setting_and_goes_on_from_there(model: Pat
 def test_a_changed_setting_ends_in_one_line(model: Path, tmp_path: Path, capsys, monkeypatch):
     args = ("--model", model, *SMALL, "--arms", "dense", "-o", tmp_path)
     run(*args)
-    error = failing(capsys, monkeypatch, "quality", *args, "--seed", "1")
+    error = failing(capsys, monkeypatch, "eval", "quality", *args, "--seed", "1")
     assert "units.jsonl cannot be resumed: seed was 0 and is now 1; take another output folder" in error
 
 
@@ -150,7 +138,7 @@ def test_a_server_can_be_given_a_random_mask_of_the_same_counts(model: Path, tmp
     files = {name: tmp_path / f"{name}.plan" for name in ("nr", "1234", "2027")}
     for name, file in files.items():
         seed = [] if name == "nr" else ["--random-mask", name]
-        result = CliRunner().invoke(app, ["plan", str(model), "--w-max", "16", "--tp", "1,2", *seed, "-o", str(file)])
+        result = commands.run("plan", model, "--w-max", "16", "--tp", "1,2", *seed, "-o", file)
         assert result.exit_code == 0, result.output
     plans = {name: SelectionPlan.load(file) for name, file in files.items()}
     masks = {name: plan.mask for name, plan in plans.items()}
@@ -158,7 +146,7 @@ def test_a_server_can_be_given_a_random_mask_of_the_same_counts(model: Path, tmp
     assert not torch.equal(masks["1234"], masks["2027"])
     assert plans["1234"].layouts(1)[0].counts == plans["nr"].layouts(1)[0].counts
     assert not plans["1234"].windows[masks["1234"]].any()
-    without_file = CliRunner().invoke(app, ["plan", str(model), "--random-mask", "1"])
+    without_file = commands.run("plan", model, "--random-mask", "1")
     assert "--random-mask is of the plan that -o writes" in without_file.output
 
 
@@ -193,7 +181,7 @@ def test_an_uncontrollable_server_is_not_passed(fake: FakeServer, questions: Pat
 def test_wrong_input_ends_in_one_line(args: list[str], message: str, model: Path, capsys, monkeypatch):
     given = [] if "--url" in args or "--model" in args else ["--model", model]
     small = SMALL[:6] if "--url" in args else SMALL
-    assert message in failing(capsys, monkeypatch, "quality", *given, *small, *args)
+    assert message in failing(capsys, monkeypatch, "eval", "quality", *given, *small, *args)
 
 
 def test_results_that_cannot_be_compared_end_in_one_line(
@@ -201,6 +189,6 @@ def test_results_that_cannot_be_compared_end_in_one_line(
 ):
     run(questions, "--url", fake.url, "--arm", "dense", "-o", tmp_path / "a")
     run(questions, "--url", fake.url, "--arm", "nr 16", "--replays", "2", "-o", tmp_path / "b")
-    error = failing(capsys, monkeypatch, "compare", tmp_path / "a", tmp_path / "b")
+    error = failing(capsys, monkeypatch, "eval", "compare", tmp_path / "a", tmp_path / "b")
     assert "results of the-model cannot be compared: replays is None in one and 2 in another" in error
-    assert "questions.jsonl: not a result" in failing(capsys, monkeypatch, "compare", questions)
+    assert "questions.jsonl: not a result" in failing(capsys, monkeypatch, "eval", "compare", questions)

@@ -6,11 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from dasc.cli.main import app, main
 from dasc.cli.replay import ARM_NAMES
 from dasc.eval.replay_arms import ARMS
+from tests.cli import commands
+from tests.cli.commands import failing
 from tests.eval.replay_runs import save_tiny_model
 from tests.eval.test_replay_files import disk_of
 
@@ -26,21 +27,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*args: str | Path) -> Result:
-    result = CliRunner().invoke(app, ["replay", *(str(a) for a in args)])
+    result = commands.run("replay", *args)
     assert result.exit_code == 0, (result.output, result.exception)
     return result
-
-
-def failing(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, *args: str | Path) -> str:
-    """Standard error of a command that must end with status 2, one line and no traceback."""
-    monkeypatch.setattr(sys, "argv", ["dasc", "replay", *(str(a) for a in args)])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    out, err = capsys.readouterr()
-    assert caught.value.code == 2, err
-    assert out == ""
-    assert len([line for line in err.splitlines() if line.startswith(("dasc:", "Error:"))]) == 1, err
-    return err
 
 
 def test_without_a_file_made_up_chats_are_served(model: Path, tmp_path: Path):
@@ -102,7 +91,7 @@ HOSTILE = {
 def test_hostile_files_end_in_one_line_that_names_them(name: str, model: Path, tmp_path: Path, capsys, monkeypatch):
     data, message = HOSTILE[name]
     (tmp_path / name).write_bytes(data)
-    assert message in failing(capsys, monkeypatch, tmp_path / name, "--model", model, "--memory", "300KiB")
+    assert message in failing(capsys, monkeypatch, "replay", tmp_path / name, "--model", model, "--memory", "300KiB")
 
 
 @pytest.mark.parametrize(
@@ -129,17 +118,19 @@ def test_hostile_files_end_in_one_line_that_names_them(name: str, model: Path, t
 )
 def test_wrong_input_ends_in_one_line(args: list[str], message: str, model: Path, capsys, monkeypatch):
     args = [arg.replace("MODEL", str(model)) for arg in args]
-    assert message in failing(capsys, monkeypatch, "--model", model, *SMALL, *args)
+    assert message in failing(capsys, monkeypatch, "replay", "--model", model, *SMALL, *args)
 
 
 def test_a_model_with_too_few_ids_for_bytes_is_refused(tmp_path: Path, capsys, monkeypatch):
     save_tiny_model(tmp_path, vocab_size=97)
-    assert "has 260 ids, but the model has 97" in failing(capsys, monkeypatch, "--model", tmp_path, *SMALL)
+    assert "has 260 ids, but the model has 97" in failing(capsys, monkeypatch, "replay", "--model", tmp_path, *SMALL)
 
 
 def test_a_full_disk_ends_in_one_line_and_leaves_no_file(model: Path, tmp_path: Path, capsys, monkeypatch):
     with disk_of(20_000):
-        error = failing(capsys, monkeypatch, "--model", model, *SMALL, "--arms", "off", "-o", tmp_path / "out")
+        error = failing(
+            capsys, monkeypatch, "replay", "--model", model, *SMALL, "--arms", "off", "-o", tmp_path / "out"
+        )
     assert "File too large" in error
     assert list((tmp_path / "out").iterdir()) == []
 

@@ -8,18 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 from dasc.cache import CacheConfig
 from dasc.cache.simulation import MODEL_SIZES, CostModel, Serving, estimate_cost, shared_prefix_load, simulate
-from dasc.cli.main import app, main
+from dasc.cli.main import main
 from tests.cache.traces import TRACE, needs_trace
+from tests.cli.commands import run
 
 SMALL = ("shared-prefix", "--tp", "2", "--memory", "2GiB")
-
-
-def run(*args: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in args])
 
 
 @pytest.fixture

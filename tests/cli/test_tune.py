@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from dasc.cli.main import app
+from tests.cli.commands import run
 from tests.eval.replay_runs import save_tiny_model
 
 SMALL = ("--tasks", "parity,recall_single", "--count", "2", "--length", "48")
@@ -17,10 +16,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("model")
     save_tiny_model(folder, vocab_size=448)
     return str(folder)
-
-
-def run(*args: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(arg) for arg in args])
 
 
 def test_tune_chooses_explains_and_keeps_what_it_measured(model: str, tmp_path: Path):

@@ -16,11 +16,13 @@ from dasc.models.hybrid import random_hybrid, save_hybrid
 def save_tiny_model(
     folder: Path,
     kind: str = "kda",
+    gate: str = "softplus",
     vocab_size: int = ByteTokens.vocabulary,
     horizons_tokens: tuple[float, float] = (1.0, 64.0),
 ) -> None:
     config, weights = random_hybrid(
         kind,
+        gate,
         seed=5,
         vocab_size=vocab_size,
         hidden_size=16,

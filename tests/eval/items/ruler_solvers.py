@@ -32,14 +32,15 @@ THINGS = (
     (r"In which town was the (\w+) school of weaving opened\?", r"The {} school of weaving was opened in (\w+) "),
     (r"Down which river did the dyes of the (\w+) school", r"The {} school of weaving .*? down the river (\w+) on"),
 )
-LINKS = (
-    (r"the founder of the (\w+) Observatory", r"The {} Observatory was founded by (\w+ \w+) "),
-    (r"the first captain of the ship (\w+)", r"sailing ship {} .*? captain was (\w+ \w+),"),
-    (r"the first person on the summit of Mount (\w+)", r"Mount {} rises .*?\. (\w+ \w+) was the first"),
-    (r"the composer of the opera (\w+)", r"The opera {} was written by (\w+ \w+) "),
-    (r"the designer of the (\w+) bridge", r"The {} bridge .*? designed by (\w+ \w+) "),
-    (r"the person who opened the (\w+) school of weaving", r"The {} school of weaving .*? by (\w+ \w+)\."),
+PEOPLE_BY_THING = (
+    r"the founder of the (\w+) Observatory",
+    r"the first captain of the ship (\w+)",
+    r"the first person on the summit of Mount (\w+)",
+    r"the composer of the opera (\w+)",
+    r"the designer of the (\w+) bridge",
+    r"the person who opened the (\w+) school of weaving",
 )
+LINKS = tuple(zip(PEOPLE_BY_THING, (said for asked, said in THINGS if asked.startswith("Who ")), strict=True))
 
 
 def needles(prompt: str) -> list[tuple[str, str]]:
