@@ -40,9 +40,9 @@ def chosen_items(
     depths: tuple[int, ...] | None,
 ) -> list[Item]:
     """Items of a source by the values of :data:`item_options`."""
-    from dasc.eval.items import load_items
+    from dasc.eval.items import GENERATED, load_items
 
-    with _status("making items" if source in ("ruler", "tasks") else f"reading {source}"):
+    with _status("making items" if source in GENERATED else f"reading {source}"):
         return load_items(
             source,
             tasks=tasks,
