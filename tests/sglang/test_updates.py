@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -56,7 +57,7 @@ class Server:
         manager: Any = SimpleNamespace(flush_cache=lambda **_: True)
         request = SimpleNamespace(flush_cache=True, torch_empty_cache=False)
         original = SchedulerWeightUpdaterManager.flush_cache_after_weight_update
-        with get_parallel().override(tp_rank=rank):
+        with mock.patch("dasc.sglang.updates.get_parallel", return_value=SimpleNamespace(tp_rank=rank)):
             return self._hooks.after_update(original, manager, request, True, "updated")
 
     @property

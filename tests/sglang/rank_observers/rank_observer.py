@@ -4,6 +4,8 @@ import dataclasses
 import json
 import os
 
+import torch
+
 
 def observe(result, scheduler, *args, **kwargs):
     from sglang.srt.runtime_context import get_parallel
@@ -29,6 +31,7 @@ def observe(result, scheduler, *args, **kwargs):
     }
     # one write: ranks share the stream
     os.write(2, f"\nRANK OBSERVER {json.dumps(seen)}\n".encode())
+    torch.distributed.barrier(scheduler.tp_cpu_group)  # the engine may be shut down as soon as rank 0 has answered
 
 
 def take_own_plan(result, *args, **kwargs):
