@@ -8,7 +8,6 @@ import pytest
 import dasc.eval.bits
 from dasc.eval.bits import BitsSettings
 from dasc.models.tasks import TASKS, VOCABULARY
-from dasc.models.zoo import model_folder
 from tests.cli import commands
 from tests.cli.commands import failing
 from tests.eval.replay_runs import save_tiny_model
@@ -75,9 +74,9 @@ def test_without_tasks_those_are_asked_that_the_length_can_hold(monkeypatch: pyt
         raise ValueError("seen")
 
     monkeypatch.setattr(dasc.eval.bits, "measure_bits", stop)
-    commands.run("eval", "bits", "kda", "--length", "40", "--use-tokens", "5")
+    commands.run("eval", "bits", "some-folder", "--length", "40", "--use-tokens", "5")
     [(folder, settings)] = seen
-    assert folder == model_folder("kda")
+    assert folder == Path("some-folder")
     assert settings.use_tokens == 5
     assert set(settings.tasks) == set(TASKS) - {"text"}
 
@@ -85,10 +84,10 @@ def test_without_tasks_those_are_asked_that_the_length_can_hold(monkeypatch: pyt
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["kda", "--budgets", "2"], "expected fractions over 0 and at most 1"),
-        (["kda", "--budgets", "1/0"], "expected fractions over 0 and at most 1"),
-        (["kda", "--tasks", "nonsense"], "tasks must be of"),
-        (["kda", "--length", "8"], "got none"),
+        (["some-folder", "--budgets", "2"], "expected fractions over 0 and at most 1"),
+        (["some-folder", "--budgets", "1/0"], "expected fractions over 0 and at most 1"),
+        (["some-folder", "--tasks", "nonsense"], "tasks must be of"),
+        (["some-folder", "--length", "8"], "got none"),
         (["/nowhere"], "/nowhere"),
     ],
 )

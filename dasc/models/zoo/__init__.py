@@ -10,5 +10,17 @@ MODELS = ("kda", "kda-safe", "gdn")
 
 
 def model_folder(name: str | Path) -> Path:
-    """The folder of a bundled model by its name; any other ``name`` is taken for a folder itself."""
-    return _ROOT / name if str(name) in MODELS else Path(name)
+    """The folder of a bundled model by its name; any other ``name`` is taken for a folder itself.
+
+    Raises:
+        ValueError: for a bundled model whose weights are not there.
+    """
+    if str(name) not in MODELS:
+        return Path(name)
+    folder = _ROOT / name
+    if not folder.is_dir():
+        raise ValueError(
+            f"the weights of {name} are not bundled yet: train it by python -m dasc.models.train {name} -o FOLDER, "
+            "and name FOLDER/model in its place"
+        )
+    return folder
