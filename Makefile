@@ -27,7 +27,7 @@ plan: venv ## plan a checkpoint of Kimi-Linear's shape: what would compressed ch
 	$(BIN)/dasc example kimi-linear -o $(OUT)/kimi-linear
 	$(BIN)/dasc plan $(OUT)/kimi-linear --w-max 16,64,128,512 --tp 1,2,8 --budget 8GiB
 
-test: venv lint ## lint, type-check and run all tests, those in the real SGLang too
+test: venv lint ## lint, type-check and run all tests, those in the real SGLang too (half an hour)
 	$(BIN)/python -m pytest -n auto
 	$(MAKE) test-sglang
 
