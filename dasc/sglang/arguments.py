@@ -32,6 +32,7 @@ EXCLUSIONS = (
     Exclusion("enable_flexkv", bool, "FlexKV's cache would read compressed slots as states"),
     Exclusion("enable_unified_cache_external_linker", bool, "the linker copies whole states"),
     Exclusion("radix_cache_backend", lambda v: v is not None, "another cache would read compressed slots as states"),
+    Exclusion("enable_session_radix_cache", bool, "there is one order of recency, and sessions would have their own"),
     Exclusion("speculative_algorithm", lambda v: v is not None, "its states before verification are not handled"),
     Exclusion("disaggregation_mode", lambda v: v != "null", "transfers between servers are of whole states"),
     Exclusion("enable_unified_memory", bool, "there SGLang has no checkpoint pool"),
@@ -50,12 +51,6 @@ REFRESH_EXCLUSIONS = (
 )
 """Those of ``DASC_LOAD_POLICY=wr`` besides."""
 
-
-TWO_TIER_EXCLUSIONS = (
-    Exclusion("enable_session_radix_cache", bool, "there is one order of recency, and sessions would have their own"),
-)
-"""Those of ``DASC_MODE=two-tier`` besides."""
-
 HYBRID_EXCLUSIONS = (
     Exclusion("enable_lora", bool, "an adapter's heads are in the model's order"),
     Exclusion("lora_paths", bool, "an adapter's heads are in the model's order"),
@@ -67,13 +62,12 @@ HYBRID_EXCLUSIONS = (
 """Those of placement ``hybrid`` besides."""
 
 
-def check_arguments(arguments: Any, load_policy: str, mode: str = "compressed-only") -> None:
+def check_arguments(arguments: Any, load_policy: str) -> None:
     """Raise for arguments that the plugin does not go together with.
 
     Args:
         arguments: SGLang's resolved arguments, by attribute.
         load_policy: ``"nr"`` or ``"wr"``.
-        mode: ``"compressed-only"`` or ``"two-tier"``.
 
     Raises:
         ValueError: naming the argument, its value and why.
@@ -81,8 +75,6 @@ def check_arguments(arguments: Any, load_policy: str, mode: str = "compressed-on
     _check("DASC_PLAN", EXCLUSIONS, arguments)
     if load_policy == "wr":
         _check("DASC_LOAD_POLICY=wr", REFRESH_EXCLUSIONS, arguments)
-    if mode == "two-tier":
-        _check("DASC_MODE=two-tier", TWO_TIER_EXCLUSIONS, arguments)
 
 
 def check_hybrid_arguments(arguments: Any) -> None:

@@ -107,7 +107,7 @@ class Serving:
 
     def _check(self, server_args: Any) -> None:
         targets.check_hooks(self.hooks)
-        check_arguments(resolving_view(server_args), self.config.load_policy, self.config.mode)
+        check_arguments(resolving_view(server_args), self.config.load_policy)
         model = mambaish_config(model_config_of(server_args))
         if model is None:
             raise ValueError(f"DASC_PLAN is set, but {resolving_view(server_args).model_path} has no recurrent state")
@@ -134,7 +134,7 @@ class Serving:
         targets.check_hooks(self.hooks)
         assert self.plan is None, "one scheduler loads one model"
         parallel, arguments = get_parallel(), resolving_view(runner.server_args)
-        check_arguments(arguments, self.config.load_policy, self.config.mode)
+        check_arguments(arguments, self.config.load_policy)
         plan, served = self._read_plan(runner.server_args, mambaish_config(runner.model_config).mamba2_cache_params)
         if served.ranks > 1:
             agree_on(self.config.decisive() | plan_summary(plan, served.ranks), parallel.attn_tp_group.cpu_group)

@@ -65,6 +65,7 @@ def test_every_flag_of_sglang_that_the_page_names_exists():
         "--conv-dtype",
         "--check",
         "--out",
+        "--family",
     }  # of dasc plan and benchmarks
     bench = {word for command in commands("sglang.benchmark.serving") for word in command if word.startswith("--")}
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", TEXT)) - ours - bench

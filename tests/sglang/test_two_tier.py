@@ -24,7 +24,6 @@ from sglang.srt.mem_cache.memory_pool import MambaPool
 
 from dasc.cache.entries import Tier
 from dasc.cache.transfers import Settled
-from dasc.sglang.arguments import EXCLUSIONS, check_arguments
 from dasc.sglang.config import Config
 from dasc.sglang.serving import Serving
 from dasc.sglang.two_tier import TwoTier
@@ -231,13 +230,6 @@ def test_a_watermark_above_the_native_pool_stops_the_server(capsys: pytest.Captu
     with pytest.raises(SystemExit):
         TwoTier(serving).make_tree(None, SimpleNamespace(params=SimpleNamespace(req_to_token_pool=slots)))
     assert "DASC_WATERMARK must be at most the 12 native slots, got 13" in capsys.readouterr().err
-
-
-def test_sessions_with_an_order_of_recency_of_their_own_are_refused() -> None:
-    off = {each.argument: next(v for v in (False, None, "null") if not each.excludes(v)) for each in EXCLUSIONS}
-    check_arguments(SimpleNamespace(**off, enable_session_radix_cache=True), "nr", "compressed-only")
-    with pytest.raises(ValueError, match="DASC_MODE=two-tier and --enable-session-radix-cache"):
-        check_arguments(SimpleNamespace(**off, enable_session_radix_cache=True), "nr", "two-tier")
 
 
 # -- what SGLang checks -----------------------------------------------------------------------------------------------

@@ -34,7 +34,6 @@ def test_every_argument_that_is_refused_is_named():
     exclusions = (
         *arguments.EXCLUSIONS,
         *arguments.REFRESH_EXCLUSIONS,
-        *arguments.TWO_TIER_EXCLUSIONS,
         *arguments.HYBRID_EXCLUSIONS,
     )
     assert [x.argument for x in exclusions if f"`--{x.argument.replace('_', '-')}`" not in TEXT] == []
