@@ -13,6 +13,8 @@ from dasc.models.tasks import TASKS
 
 # What predicting text counts beside answering.
 _LANGUAGE_WEIGHT = 0.3
+# Were states forgotten in every sequence of a task, they would be in the way when they are there.
+_FORGOTTEN_SHARE = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,14 +53,15 @@ def draw_batch(
         names: of :data:`~dasc.models.tasks.TASKS`; may repeat.
         length: tokens of each sequence.
         rng: to draw from.
-        forgotten: tasks whose recurrent states are zeroed before the questions.
+        forgotten: tasks in half of whose sequences the recurrent states are zeroed before the questions.
     """
     tokens, rows, positions, targets, weights, answers, forget_at = [], [], [], [], [], [], []
     for row, name in enumerate(names):
         example = TASKS[name](rng, length)
         sequence, scored, said = example.sequence()
         tokens.append(sequence)
-        forget_at.append(len(example.context) if name in forgotten else -1)
+        forget = name in forgotten and rng.random() < _FORGOTTEN_SHARE
+        forget_at.append(len(example.context) if forget else -1)
         parts = [(scored, said, 1.0)]
         if example.language:
             context = len(example.context)

@@ -21,7 +21,8 @@ class Stage:
     Attributes:
         until: the step it ends before.
         lengths: tokens of a sequence, one of these for each batch.
-        forgotten: tasks whose recurrent states are zeroed before the questions, so that attention has to answer them.
+        forgotten: tasks in half of whose sequences the recurrent states are zeroed before the questions, so that
+            attention has to answer.
     """
 
     until: int
