@@ -137,7 +137,7 @@ def build_plan(
         ValueError: for values outside their range, heads that a degree cannot share, a mode the weights rule out, or a
             balanced placement with the padded layout.
     """
-    gate_input = checkpoint.family.default_gate_input if gate_input is None else gate_input
+    gate_input = checkpoint.gate_input(gate_input)
     horizons = static_horizons(checkpoint.gate, gate_input, epsilon)
     mask = select_units(horizons, w_max)
     if mask_seed is not None:
@@ -185,7 +185,7 @@ def summarise(
     """
     if layout not in ("ragged", "padded"):
         raise ValueError(f"layout must be 'ragged' or 'padded', got {layout!r}")
-    gate_input = checkpoint.family.default_gate_input if gate_input is None else gate_input
+    gate_input = checkpoint.gate_input(gate_input)
     geometry = checkpoint.geometry
     horizons = static_horizons(checkpoint.gate, gate_input, epsilon)
     return ModelSummary(

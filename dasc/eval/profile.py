@@ -119,7 +119,7 @@ def profile_model(
         ValueError: for values outside their range.
     """
     geometry, gate = checkpoint.geometry, checkpoint.gate
-    gate_input = checkpoint.family.default_gate_input if gate_input is None else gate_input
+    gate_input = checkpoint.gate_input(gate_input)
     w_max = (64 if gate.gate == "safe" else 16) if w_max is None else w_max
     horizons = static_horizons(gate, gate_input, epsilon)
     fractions = retained_fractions(select_units(horizons, w_max), geometry)

@@ -71,6 +71,10 @@ class Checkpoint:
     quantization: str | None
     reading: ReadReport
 
+    def gate_input(self, given: float | None) -> float:
+        """Representative gate input ``a_s`` (eq. 2): the one given, or the family's own for ``None``."""
+        return self.family.default_gate_input if given is None else given
+
 
 def read_checkpoint(
     model: str | Path,

@@ -156,7 +156,7 @@ def measure_horizons(
     if len(prefixes) < 2:
         raise ValueError(f"prefixes must be at least two, to choose a_s and to validate it, got {len(prefixes)}")
     checkpoint = read_checkpoint(folder)
-    gate_input = checkpoint.family.default_gate_input if settings.gate_input is None else settings.gate_input
+    gate_input = checkpoint.gate_input(settings.gate_input)
     static = static_horizons(checkpoint.gate, gate_input, settings.epsilon)
     config, weights = load_hybrid(folder)
     model = HybridModel(config, weights, dasc.fast)

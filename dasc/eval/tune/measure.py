@@ -103,7 +103,7 @@ def measure_points(
         ValueError: for a model, settings or a file of units that do not fit.
     """
     model, checkpoint = load_task_model(folder), read_checkpoint(folder)
-    gate_input = checkpoint.family.default_gate_input if settings.gate_input is None else settings.gate_input
+    gate_input = checkpoint.gate_input(settings.gate_input)
     everything = described(folder, dataclasses.asdict(settings) | {"gate_input": gate_input})
     units = UnitFile(units_path, everything)
     ways = _grid(checkpoint, settings.w_max, gate_input)
