@@ -2,16 +2,8 @@
 
 import dataclasses
 import json
-import os
 import shutil
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -26,11 +18,11 @@ from dasc.eval.quality.results import TaskResult
 from dasc.eval.quality.runs import run_server
 from dasc.eval.quality.server_backend import ServerBackend
 from tests.sglang import runs
-from tests.sglang.engines import ARGUMENTS, ROOT, environment, one_at_a_time
+from tests.sglang.engines import ARGUMENTS
+from tests.sglang.servers import served
 from tests.sglang.tiny_models import VOCAB
 
 POOL = 24
-STARTUP_S = 300
 ARM = ArmSpec("nr", runs.W_MAX)
 PROTOCOL = Protocol(block_items=8, slots=None, concurrency=3, replays=2)
 
@@ -51,45 +43,10 @@ def add_tokenizer(folder: Path) -> Path:
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("eval-server")
     model = add_tokenizer(shutil.copytree(runs.model("kimi-linear"), folder / "tiny"))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    flags = ["--model-path", str(model), "--port", str(port), "--enable-metrics", "--enable-cache-report"]
-    for name, value in ARGUMENTS.items():
-        if name != "skip_tokenizer_init":
-            flag = "--" + name.replace("_", "-")
-            flags += [flag] if value is True else [flag, str(value)]
+    arguments = {name: value for name, value in ARGUMENTS.items() if name != "skip_tokenizer_init"}
     env = {"DASC_PLAN": "auto", "DASC_W_MAX": str(runs.W_MAX), "DASC_POOL": str(POOL)}
-    log = folder / "log.txt"
-    with one_at_a_time(), open(log, "wb") as stream:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "sglang.launch_server", *flags],
-            cwd=ROOT,
-            env=environment(env),
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            address = f"http://127.0.0.1:{port}"
-            _wait_until_up(address, process, log)
-            yield address
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def _wait_until_up(address: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + STARTUP_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            urllib.request.urlopen(address + "/health", timeout=30).close()
-            return
-        except OSError:
-            time.sleep(0.5)
-    pytest.fail(f"the server did not come up; the end of its log:\n{log.read_text(errors='replace')[-4000:]}")
+    with served(model, folder / "log.txt", env, {**arguments, "enable_cache_report": True}) as address:
+        yield address
 
 
 def tokens(seed: int, count: int = 20) -> tuple[int, ...]:

@@ -1,41 +1,26 @@
 """What a running server tells: metrics on its own endpoint, a line in its log now and then, a table at the start."""
 
 import json
-import os
 import re
-import signal
-import socket
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.sglang import runs
-from tests.sglang.engines import ARGUMENTS, ROOT, environment, one_at_a_time
+from tests.sglang.engines import ARGUMENTS
+from tests.sglang.servers import served
 
 DENSE_SLOTS, POOL_SLOTS = 32, 3
-STARTUP_S = 300
-
-
-def flags(model: Path, port: int) -> list[str]:
-    """``ARGUMENTS`` as they are written on a command line."""
-    found = ["--model-path", str(model), "--port", str(port), "--log-level", "info", "--enable-metrics"]
-    for name, value in {**ARGUMENTS, "max_mamba_cache_size": DENSE_SLOTS}.items():
-        flag = "--" + name.replace("_", "-")
-        found += [flag] if value is True else [flag, str(value)]
-    return found
 
 
 class Server:
     """A server that runs, by HTTP."""
 
-    def __init__(self, port: int, log: Path) -> None:
-        self.address = f"http://127.0.0.1:{port}"
+    def __init__(self, address: str, log: Path) -> None:
+        self.address = address
         self.log = log
 
     def get(self, path: str) -> str:
@@ -70,39 +55,10 @@ def eventually(condition: Callable[[], bool]) -> bool:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("server") / "log.txt"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     env = {"DASC_PLAN": "auto", "DASC_W_MAX": "64", "DASC_POOL": str(POOL_SLOTS), "DASC_LOG_INTERVAL": "1"}
-    with one_at_a_time(), open(log, "wb") as stream:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "sglang.launch_server", *flags(runs.model("kimi-linear"), port)],
-            cwd=ROOT,
-            env=environment(env),
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        found = Server(port, log)
-        try:
-            _wait_until_up(found, process)
-            yield found
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def _wait_until_up(server: Server, process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + STARTUP_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            server.get("/health")
-            return
-        except OSError:
-            time.sleep(0.5)
-    pytest.fail(f"the server did not come up; the end of its log:\n{server.log.read_text()[-4000:]}")
+    arguments = {**ARGUMENTS, "max_mamba_cache_size": DENSE_SLOTS, "log_level": "info"}
+    with served(runs.model("kimi-linear"), log, env, arguments) as address:
+        yield Server(address, log)
 
 
 def test_stores_loads_and_evictions_are_on_the_servers_own_metrics_endpoint(server: Server):
