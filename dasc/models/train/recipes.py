@@ -36,10 +36,10 @@ _RECALL = ("recall_single", "recall_multi", "multi_value")
 
 
 CURRICULUM = (
-    Stage(2_500, (32, 64), _RECALL),
-    Stage(3_500, (64, 128), _RECALL),
-    Stage(5_000, (64, 128, 256), _RECALL),
-    Stage(8_000, (128, 256, 512), _RECALL),
+    Stage(2_200, (32, 64), _RECALL),
+    Stage(3_200, (64, 128), _RECALL),
+    Stage(4_400, (64, 128, 256), _RECALL),
+    Stage(6_000, (128, 256, 512), _RECALL),
 )
 
 
@@ -61,7 +61,7 @@ class Recipe:
 
     config: HybridConfig
     tasks: tuple[str, ...] = tuple(TASKS)
-    steps: int = 8_000
+    steps: int = 6_000
     batch_tokens: int = 2048
     learning_rate: float = 2e-3
     warmup: int = 200
