@@ -69,7 +69,7 @@ def test_variables_have_the_value_that_a_run_of_the_statements_gives():
                 elif token == ids.ALIAS:
                     aliases += 1
                     value[example.context[i + 1]] = value[example.context[i + 2]]
-                elif token == ids.ASK:
+                elif token == ids.ASK_NOW:
                     assert (i + 1, value[example.context[i + 1]]) in example.probes
             assert all((value[q.prompt[-1]],) == q.answer for q in example.questions)
         assert (aliases > 0) == (name == "variable_tracking")

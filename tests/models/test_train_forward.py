@@ -8,7 +8,7 @@ from dasc import reference
 from dasc.geometry import DtypePolicy
 from dasc.models.hybrid import Batch, HybridModel, SequenceInput, random_hybrid
 from dasc.models.train.delta_rule import BLOCK, delta_rule
-from dasc.models.train.forward import hidden_states, logits
+from dasc.models.train.forward import OtherStates, logits
 from tests.inputs import DeltaRuleCase, delta_rule_cases
 
 FP64 = DtypePolicy(temporal=torch.float64, conv=torch.float64)
@@ -79,20 +79,23 @@ def test_logits_are_those_of_the_served_model(kind: str, gate: str):
 
 
 @pytest.mark.parametrize(("kind", "gate"), [("gdn", "softplus"), ("kda", "softplus"), ("kda", "safe")])
-def test_a_sequence_forgets_as_if_its_states_were_zeroed_and_another_does_not(kind: str, gate: str):
+def test_sequences_go_on_with_other_states_as_the_served_model_does(kind: str, gate: str):
+    """Zeros, another's, one's own."""
     config, weights = random_hybrid(kind, gate, num_value_heads=4, num_key_heads=2 if kind == "gdn" else None)
     weights = {name: weight.double() for name, weight in weights.items()}
-    tokens = torch.randint(config.vocab_size, (2, 37), generator=torch.Generator().manual_seed(3))
-    ours = hidden_states(config, weights, tokens, torch.tensor([21, -1]))[0]
-    dense = hidden_states(config, weights, tokens)[0]
-    assert (ours[1] - dense[1]).abs().max() <= 1e-10
-    assert (ours[0, :21] - dense[0, :21]).abs().max() <= 1e-10
-    model = HybridModel(config, weights, reference, dtype=torch.float64)
-    states, kv = model.new_states(1, FP64), model.new_kv(37)
-    model.forward(Batch((SequenceInput(tokens[0, :21], 0, 0, torch.arange(21)),)), states, kv)
-    states.temporal.zero_()
-    after = Batch((SequenceInput(tokens[0, 21:], 21, 0, torch.arange(37)),))
-    served = model.forward(after, states, kv, all_tokens=True)
-    found = logits(config, weights, tokens, torch.tensor([21, -1]))[0, 21:]
-    assert (found - served).abs().max() <= 1e-10
-    assert (logits(config, weights, tokens)[0, 21:] - served).abs().max() > 1e-6
+    tokens = torch.randint(config.vocab_size, (3, 37), generator=torch.Generator().manual_seed(3))
+    others = OtherStates(at=torch.tensor([21, 18, -1]), donor=torch.tensor([-1, 2, -1]))
+    found, dense = logits(config, weights, tokens, others), logits(config, weights, tokens)
+    assert (found[2] - dense[2]).abs().max() <= 1e-10
+    for row, (at, donor) in enumerate([(21, None), (18, 2)]):
+        assert (found[row, :at] - dense[row, :at]).abs().max() <= 1e-10
+        assert (found[row, at:] - dense[row, at:]).abs().max() > 1e-6
+        model = HybridModel(config, weights, reference, dtype=torch.float64)
+        states, kv = model.new_states(2, FP64), model.new_kv(37 + at)
+        contexts = [SequenceInput(tokens[row, :at], 0, 0, torch.arange(at))]
+        if donor is not None:
+            contexts.append(SequenceInput(tokens[donor, :at], 0, 1, torch.arange(at) + 37))
+        model.forward(Batch(tuple(contexts)), states, kv)
+        states.temporal[:, 0] = states.temporal[:, 1]  # of no one, zeros
+        after = Batch((SequenceInput(tokens[row, at:], at, 0, torch.arange(37)),))
+        assert (found[row, at:] - model.forward(after, states, kv, all_tokens=True)).abs().max() <= 1e-10

@@ -50,17 +50,24 @@ def test_each_step_and_each_seed_has_a_batch_of_its_own():
     assert not torch.equal(first, Training.begin(training.recipe, seed=6).batch().tokens)
 
 
-def test_states_are_forgotten_before_half_of_the_questions_of_the_tasks_that_a_stage_names():
+def test_states_are_replaced_before_the_questions_of_the_tasks_that_a_stage_names():
+    """Half of them by zeros, the others by those of another sequence."""
     stages = (Stage(1, (32,)), Stage(9, (32,), ("recall_single",)))
-    training = Training.begin(dataclasses.replace(small("gdn", batch_tokens=512), curriculum=stages), seed=5)
-    assert training.batch().forget_at.tolist() == [-1] * 16
+    training = Training.begin(dataclasses.replace(small("gdn", batch_tokens=1024), curriculum=stages), seed=5)
+    none = training.batch().others
+    assert none.at.tolist() == none.donor.tolist() == [-1] * 32
     training.step = 1
     batch = training.batch()
     assert set(batch.names) == {"recall_single", "parity"}
-    of_task = {
-        task: {at for at, name in zip(batch.forget_at.tolist(), batch.names) if name == task} for task in batch.names
-    }
-    assert of_task == {"recall_single": {-1, 30}, "parity": {-1}}
+    donors = set()
+    for row, (name, at, donor) in enumerate(zip(batch.names, batch.others.at.tolist(), batch.others.donor.tolist())):
+        assert at == (30 if name == "recall_single" else -1)
+        assert donor != row
+        assert donor == -1 or name == "recall_single"
+        donors |= {donor} if name == "recall_single" else set()
+    assert -1 in donors
+    assert len(donors) > 3
+    assert max(donors) < len(batch.names)
 
 
 def test_the_state_of_another_seed_is_refused(tmp_path):

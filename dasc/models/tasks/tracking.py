@@ -5,7 +5,7 @@ from __future__ import annotations
 from dasc.models.tasks.example import Example, Question, Rng, scatter
 from dasc.models.tasks.vocabulary import (
     ALIAS,
-    ASK,
+    ASK_NOW,
     CUPS,
     EVEN,
     FILLER,
@@ -36,7 +36,7 @@ def latest_value(rng: Rng, length: int) -> Example:
     runs: list[list[int]] = []
     for number, name in enumerate([*names, *rng.choice(names, size=count - len(names)).tolist()]):
         runs.append([SET, name, int(rng.choice(symbols(VALUES, length)))])
-        runs.append([ASK, int(rng.choice(names[: number + 1]))])
+        runs.append([ASK_NOW, int(rng.choice(names[: number + 1]))])
     return _told(rng, runs, names, length)
 
 
@@ -55,7 +55,7 @@ def variable_tracking(rng: Rng, length: int) -> Example:
         else:
             hops[name] = 0
             runs.append([SET, name, int(rng.choice(symbols(VALUES, length)))])
-        runs.append([ASK, int(rng.choice(list(hops)))])
+        runs.append([ASK_NOW, int(rng.choice(list(hops)))])
     return _told(rng, runs, names, length)
 
 
@@ -70,9 +70,9 @@ def _told(rng: Rng, runs: list[list[int]], names: list[int], length: int) -> Exa
             value[context[position + 1]] = context[position + 2]
         elif token == ALIAS:
             value[context[position + 1]] = value[context[position + 2]]
-        elif token == ASK:
+        elif token == ASK_NOW:
             probes.append((position + 1, value[context[position + 1]]))
-    questions = tuple(Question((ASK, name), (value[name],)) for name in asked)
+    questions = tuple(Question((ASK_NOW, name), (value[name],)) for name in asked)
     return Example(tuple(context), questions, tuple(probes))
 
 

@@ -8,7 +8,7 @@ BYTES = range(256)
 TEXT_IDS = 260
 
 (
-    ASK,  # the value of a key
+    ASK,  # the value of a key, told once
     ASK_NEXT,  # the values of a key, in the order told
     SET,  # key, value follow
     ALIAS,  # key, earlier key follow
@@ -28,6 +28,8 @@ SWAPS = range(274, 279)
 """The permutations of three cups but the identity."""
 
 CUPS = range(279, 282)
+
+ASK_NOW = 282  # the value of a key that may have changed
 
 KEYS = range(288, 352)
 VALUES = range(352, 416)

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from dasc.models.tasks import TASKS
+from dasc.models.train.forward import OtherStates
 
 # What predicting text counts beside answering.
 _LANGUAGE_WEIGHT = 0.3
-# Were states forgotten in every sequence of a task, they would be in the way when they are there.
-_FORGOTTEN_SHARE = 0.5
+# Of replaced states. With zeros alone, states that are there would be in the way; of another sequence they are no help
+# either, and what attends learns to overrule them.
+_ZEROED_SHARE = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +31,7 @@ class TrainingBatch:
         weights: ``[S]`` float32, of the loss; the sum is 1.
         answers: ``[S]`` bool, part of an answer rather than of running text.
         names: task of each sequence.
-        forget_at: ``[B]`` int64, position at which the sequence's recurrent states begin anew; -1 for none.
+        others: recurrent states that sequences go on with in place of their own.
     """
 
     tokens: Tensor
@@ -39,11 +41,11 @@ class TrainingBatch:
     weights: Tensor
     answers: Tensor
     names: tuple[str, ...]
-    forget_at: Tensor
+    others: OtherStates
 
 
 def draw_batch(
-    names: Sequence[str], length: int, rng: np.random.Generator, forgotten: Collection[str] = ()
+    names: Sequence[str], length: int, rng: np.random.Generator, without_states: Collection[str] = ()
 ) -> TrainingBatch:
     """One sequence of each named task.
 
@@ -53,15 +55,17 @@ def draw_batch(
         names: of :data:`~dasc.models.tasks.TASKS`; may repeat.
         length: tokens of each sequence.
         rng: to draw from.
-        forgotten: tasks in half of whose sequences the recurrent states are zeroed before the questions.
+        without_states: tasks whose recurrent states are replaced before the questions, one half by zeros, the other
+            by those of another sequence of the batch.
     """
-    tokens, rows, positions, targets, weights, answers, forget_at = [], [], [], [], [], [], []
+    tokens, rows, positions, targets, weights, answers, at, donor = [], [], [], [], [], [], [], []
     for row, name in enumerate(names):
         example = TASKS[name](rng, length)
         sequence, scored, said = example.sequence()
         tokens.append(sequence)
-        forget = name in forgotten and rng.random() < _FORGOTTEN_SHARE
-        forget_at.append(len(example.context) if forget else -1)
+        at.append(len(example.context) if name in without_states else -1)
+        donated = name in without_states and len(names) > 1 and rng.random() >= _ZEROED_SHARE
+        donor.append((row + int(rng.integers(1, len(names)))) % len(names) if donated else -1)
         parts = [(scored, said, 1.0)]
         if example.language:
             context = len(example.context)
@@ -81,5 +85,5 @@ def draw_batch(
         weights=weight_of / weight_of.sum(),
         answers=torch.tensor(answers),
         names=tuple(names),
-        forget_at=torch.tensor(forget_at),
+        others=OtherStates(torch.tensor(at), torch.tensor(donor)),
     )

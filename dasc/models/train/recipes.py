@@ -21,13 +21,13 @@ class Stage:
     Attributes:
         until: the step it ends before.
         lengths: tokens of a sequence, one of these for each batch.
-        forgotten: tasks in half of whose sequences the recurrent states are zeroed before the questions, so that
-            attention has to answer.
+        without_states: tasks whose recurrent states are replaced before the questions, so that attention has to
+            answer.
     """
 
     until: int
     lengths: tuple[int, ...]
-    forgotten: tuple[str, ...] = ()
+    without_states: tuple[str, ...] = ()
 
 
 # Contexts this short fit into the recurrent states, and small models learn to recall from these before they learn to
@@ -36,10 +36,10 @@ _RECALL = ("recall_single", "recall_multi", "multi_value")
 
 
 CURRICULUM = (
-    Stage(2_200, (32, 64), _RECALL),
-    Stage(3_200, (64, 128), _RECALL),
-    Stage(4_400, (64, 128, 256), _RECALL),
-    Stage(6_000, (128, 256, 512), _RECALL),
+    Stage(1_500, (32, 64), _RECALL),
+    Stage(2_300, (64, 128), _RECALL),
+    Stage(3_300, (64, 128, 256), _RECALL),
+    Stage(4_500, (128, 256, 512), _RECALL),
 )
 
 
@@ -61,7 +61,7 @@ class Recipe:
 
     config: HybridConfig
     tasks: tuple[str, ...] = tuple(TASKS)
-    steps: int = 6_000
+    steps: int = 4_500
     batch_tokens: int = 2048
     learning_rate: float = 2e-3
     warmup: int = 200

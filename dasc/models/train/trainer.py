@@ -110,7 +110,7 @@ class Training:
         batch = self.batch()
         for group in self.optimizer.param_groups:
             group["lr"] = recipe.rate(self.step)
-        hidden, head = hidden_states(recipe.config, self.weights, batch.tokens, batch.forget_at)
+        hidden, head = hidden_states(recipe.config, self.weights, batch.tokens, batch.others)
         logits = hidden[batch.rows, batch.positions] @ head.T
         loss = (cross_entropy(logits, batch.targets, reduction="none") * batch.weights).sum()
         self.optimizer.zero_grad()
@@ -131,7 +131,7 @@ class Training:
         weights = np.array([_LEAST_WEIGHT + 1 - self.accuracy[name] for name in names])
         sequences = max(self.recipe.batch_tokens // length, 1)
         chosen = rng.choice(len(names), size=sequences, p=weights / weights.sum())
-        return draw_batch([names[i] for i in chosen], length, rng, stage.forgotten)
+        return draw_batch([names[i] for i in chosen], length, rng, stage.without_states)
 
     def _note(self, batch: TrainingBatch, right: Tensor) -> None:
         for name in dict.fromkeys(batch.names):
