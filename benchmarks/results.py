@@ -12,13 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.results_page import page
+from benchmarks.results_page import FIGURES, figures, page
 from dasc.models.zoo import MODELS
 
 W_GRID = "32,64,128,256"
@@ -81,6 +82,9 @@ def main() -> None:
         if experiment.key in wanted and not given.page_only:
             _run(experiment, given.output)
     given.page.write_text(page(given.output, {e.key: e.command for e in planned}))
+    (given.page.parent / FIGURES).mkdir(exist_ok=True)
+    for name, path in figures(given.output).items():
+        shutil.copyfile(path, given.page.parent / FIGURES / name)
     print(f"written: {given.page}")
 
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dasc.models.zoo import MODELS, model_folder
+
+FIGURES = "results"
+"""Folder of the figures, beside the page."""
+
+_SLACK = 1e-6  # edges are powers of ten up to rounding
 
 _INTRODUCTION = """# Results
 
@@ -28,14 +34,26 @@ def page(folder: Path, commands: Mapping[str, str]) -> str:
         commands: by key, ``MODEL-NAME``.
     """
     sections = [_INTRODUCTION, "## The models\n", _models()]
-    for name, (title, render) in _SECTIONS.items():
+    for name, (title, figure, render) in _SECTIONS.items():
         sections.append(f"## {title}\n")
         for model in MODELS:
             key = f"{model}-{name}"
             sections.append(f"### {model}\n\n    {commands[key]}\n")
             path = folder / key / f"{name}.json"
             sections.append(render(json.loads(path.read_text())) if path.exists() else "Not measured.\n")
+            if (folder / key / f"{figure}.png").exists():
+                sections.append(f"![{title}: {model}]({FIGURES}/{key}.png)\n")
     return "\n".join(sections)
+
+
+def figures(folder: Path) -> dict[str, Path]:
+    """Figures that :func:`page` shows, by name."""
+    paths = {
+        f"{model}-{name}.png": folder / f"{model}-{name}" / f"{figure}.png"
+        for name, (_, figure, _) in _SECTIONS.items()
+        for model in MODELS
+    }
+    return {name: path for name, path in paths.items() if path.exists()}
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -77,9 +95,30 @@ def _horizons(found: Mapping[str, Any]) -> str:
         pairs = [of["empirical"]["pooled"], of["magnitude"]["pooled"]]
         shown = [f"{p['median']:.3f} [{p['q1']:.3f}, {p['q3']:.3f}]" for p in pairs]
         rows.append([label, f"{of['gate_input']:g}", str(len(of["prefixes"])), *shown])
-    tokens = ", ".join(f"{value:,.0f}" for value in found["quantiles_tokens"])
+    tokens = ", ".join("infinite" if value is None else f"{value:,.0f}" for value in found["quantiles_tokens"])
     table = _table(["`a_s`", "value", "prefixes", "`H_s`, `H_e`: median [quartiles]", "`H_s`, `M_S`"], rows)
-    return f"{table}\nStatic horizons, tokens, at 0, 5, 25, 50, 75, 95 and 100 %: {tokens}.\n"
+    return (
+        f"{table}\nStatic horizons, tokens, at 0, 5, 25, 50, 75, 95 and 100 %: {tokens}. "
+        f"Units by horizon, static in all and in each block, and observed (the median over prefixes):\n\n"
+        f"{_histogram(found)}"
+    )
+
+
+def _histogram(found: Mapping[str, Any]) -> str:
+    """Shares of units in bins of half a decade."""
+    histogram, blocks = found["histogram"], found["blocks"]
+    bins = [math.floor(2 * math.log10(edge) + _SLACK) for edge in histogram["edges_tokens"][:-1]]
+    columns = [_sum(histogram["static"]), *histogram["static"], _sum(histogram["empirical"])]
+    rows = []
+    for half in range(bins[0], bins[-1] + 1):
+        within = [i for i, own in enumerate(bins) if own == half]
+        shares = [f"{sum(counts[i] for i in within) / sum(counts):.1%}" for counts in columns]
+        rows.append([f"{10 ** (half / 2):,.3g} to {10 ** ((half + 1) / 2):,.3g} tokens", *shares])
+    return _table(["horizon", "static", *(f"block {block}" for block in blocks), "observed"], rows)
+
+
+def _sum(layers: Sequence[Sequence[int]]) -> list[int]:
+    return [sum(counts) for counts in zip(*layers, strict=True)]
 
 
 def _quality(found: Mapping[str, Any]) -> str:
@@ -140,7 +179,7 @@ def _bits(found: Mapping[str, Any]) -> str:
     compared = [
         [f"{c['arm']} - {c['other']}", f"{c['budget_bytes'] / found['dense_bytes']:.1%}", _difference(c["paired"])]
         for c in found["differences"]
-        if c["task"] == "all" and c["measure"] == "log_prob" and c["arm"] in ("bits-horizon", "bits-range")
+        if c["task"] == "all" and c["measure"] == "log_prob" and c["arm"] in ("bits-horizon", "bits-range", "keep-int4")
     ]
     return (
         "Accuracy over all tasks, and nats lost an answer, at equal bytes of the temporal states; "
@@ -196,11 +235,12 @@ def _tune(found: Mapping[str, Any]) -> str:
     return f"{' '.join(found['explanation'])}\n\n{table}\n\\* on the front of bytes against the measured loss.\n"
 
 
-_SECTIONS = {
-    "interventions": ("Which part of a cached prefix carries what: table 1(a)", _interventions),
-    "horizons": ("Static horizons against observed signals: table 1(b)", _horizons),
-    "quality": ("Quality by warm-up and replay: table 2", _quality),
-    "tune": ("Choosing `W_max`", _tune),
-    "bits": ("Bits by horizon", _bits),
-    "decay": ("How long an omission hurts", _decay),
+_SECTIONS: dict[str, tuple[str, str | None, Callable[[Mapping[str, Any]], str]]] = {
+    "interventions": ("Which part of a cached prefix carries what: table 1(a)", None, _interventions),
+    "horizons": ("Static horizons against observed signals: table 1(b)", "horizons", _horizons),
+    "quality": ("Quality by warm-up and replay: table 2", "accuracy", _quality),
+    "tune": ("Choosing `W_max`", "tune", _tune),
+    "bits": ("Bits by horizon", "bits", _bits),
+    "decay": ("How long an omission hurts", "decay", _decay),
 }
+"""Title, figure if there is one, and what makes the text of each protocol's file."""

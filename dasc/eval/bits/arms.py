@@ -107,6 +107,7 @@ def _uniform(width: int) -> Allocate:
 ARMS: dict[str, Allocate] = {
     "keep-fp32": _keep(32),
     "keep-int8": _keep(8),
+    "keep-int4": _keep(4),
     "keep-int8-range": lambda units, budget: [units.allocate(units.by_range, budget, (0, 8))],
     "bits-horizon": lambda units, budget: [units.allocate(units.by_horizon, budget)],
     "bits-range": lambda units, budget: [units.allocate(units.by_range, budget)],

@@ -13,6 +13,7 @@ _STYLES = {
     "bits-share": ("#7b4b94", "o-"),
     "keep-int8-range": ("#588b8b", "s-"),
     "keep-int8": (BLUE, "s-"),
+    "keep-int4": ("#1f3a5f", "s-"),
     "keep-fp32": ("#7a9cc6", "s--"),
     "random-int8": (GREY, "x:"),
     "uniform-8": ("#222222", "D"),

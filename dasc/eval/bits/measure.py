@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
 
@@ -87,7 +87,7 @@ def measure_bits(
     ]
     dense = units.uniform(32)
     different = {_digest(bits): bits for bits in (dense, *(bits for _, _, several in spending for bits in several))}
-    asked = [prefill(model, settings, task) for task in settings.tasks]
+    asked = cache(lambda: [prefill(model, settings, task) for task in settings.tasks])  # nobody asks if all is done
     scores: dict[str, ExampleScores] = {}
     for done, (digest, bits) in enumerate(different.items()):
         progress(done, len(different))
@@ -138,10 +138,10 @@ def _digest(bits: Tensor) -> str:
     return hashlib.sha256(bits.numpy().astype("u1").tobytes()).hexdigest()
 
 
-def _score(asked: Sequence[_Asked], bits: Tensor) -> ExampleScores:
+def _score(asked: Callable[[], Sequence[_Asked]], bits: Tensor) -> ExampleScores:
     """Of all examples of all tasks: means over an example's questions, and the error of its state."""
     found: ExampleScores = {"accuracy": [], "log_prob": [], "state_error": []}
-    for prefixes, questions in asked:
+    for prefixes, questions in asked():
         loaded = quantised(prefixes, bits)
         for measure, values in ask(loaded, questions).by_prefix().items():
             found[measure] += values

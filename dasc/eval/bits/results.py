@@ -25,6 +25,7 @@ COMPARISONS = (
     ("bits-range", "keep-fp32"),
     ("bits-range", "keep-int8"),
     ("bits-range", "keep-int8-range"),
+    ("bits-range", "keep-int4"),
     ("bits-range", "uniform-8"),
     ("bits-range", "uniform-4"),
     ("bits-range", "bits-horizon"),
@@ -33,6 +34,8 @@ COMPARISONS = (
     ("bits-share", "uniform-4"),
     ("bits-horizon", "keep-fp32"),
     ("bits-horizon", "keep-int8"),
+    ("bits-horizon", "keep-int4"),
+    ("keep-int4", "keep-int8"),
     ("keep-int8", "random-int8"),
 )
 """Differences reported: the first arm less the second, at the same budget."""

@@ -63,10 +63,11 @@ def test_no_arm_spends_more_than_the_budget_and_none_leaves_a_unit_of_it(seed: i
 
 def test_uniform_bits_are_compared_only_at_their_own_bytes():
     units = units_of()
-    for width, arm in ((8, "uniform-8"), (4, "uniform-4")):
+    for width, arm, keep in ((8, "uniform-8", "keep-int8"), (4, "uniform-4", "keep-int4")):
         whole = units.uniform_bytes(width)
-        [bits] = ARMS[arm](units, whole)
+        [bits], [kept] = ARMS[arm](units, whole), ARMS[keep](units, whole)
         assert torch.equal(bits, units.uniform(width))
+        assert torch.equal(bits, kept)
         assert allocation_bytes(units.geometry, bits) == whole
         assert ARMS[arm](units, whole - 1) == ARMS[arm](units, whole + 1) == []
 
