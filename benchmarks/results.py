@@ -52,12 +52,12 @@ class Experiment:
 def experiments(models: tuple[str, ...] = MODELS) -> list[Experiment]:
     """All of them, in the order of the page."""
     protocols = {
-        "interventions": "eval interventions {} --length 128 --count 100 --arms "
+        "interventions": "eval interventions {} --length 128 --count 60 --arms "
         "baseline,zero-full-kv,zero-temporal,zero-linear,zero-both",
         "horizons": "eval horizons {}",
-        "quality": f"eval quality tasks --model {{}} --length 256 --count 30 --w-max {W_GRID} "
+        "quality": f"eval quality tasks --model {{}} --length 256 --count 16 --w-max {W_GRID} "
         "--arms dense,nr,wr,random,padded,int8,int8-all",
-        "bits": "eval bits {} --length 128 --count 32",
+        "bits": "eval bits {} --length 128 --count 20",
         "decay": f"eval decay {{}} --w-max {W_MAX} --length 256",
         "tune": "tune {} --quality-budget 0.02 --measure log-prob --memory 2MiB --length 128",
     }

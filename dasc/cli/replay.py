@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import importlib
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,12 +20,10 @@ if TYPE_CHECKING:
     from dasc.layout import LayoutKind
     from dasc.models.hybrid import WindowKV
 
-DEFAULT_COUNT = 24
+DEFAULT_MODEL = "kda"
+DEFAULT_COUNT = {"questions": 48, "made up": 24}
+BUNDLED_W_MAX = 64
 ARM_NAMES = "dense,nr,wr,auto,padded,int8,random,compressed-only,off"
-RANDOM_WEIGHTS = (
-    "The model's weights are random: hit rates, capacity and times mean something, but how often outputs agree says "
-    "little about a trained model."
-)
 
 
 def _arms(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
@@ -43,11 +40,16 @@ _positive = click.IntRange(min=1)
 
 @click.command()
 @click.argument("conversations", required=False, type=click.Path(path_type=Path))
-@click.option("--model", "folder", type=click.Path(path_type=Path), help="Folder of a small Qwen3-Next or Kimi-Linear.")
+@click.option(
+    "--model",
+    default=DEFAULT_MODEL,
+    show_default=True,
+    help="A bundled model (kda, kda-safe, gdn) or the folder of a small Qwen3-Next or Kimi-Linear.",
+)
 @click.option(
     "--arms", metavar="NAMES", callback=_arms, default="dense,nr,wr", show_default=True, help=f"Out of {ARM_NAMES}."
 )
-@click.option("--w-max", type=IntList(4), help="Cutoffs in tokens; 16 for Kimi-Linear and 64 for others by default.")
+@click.option("--w-max", type=IntList(4), help="Cutoffs in tokens; 64 by default, 16 for Kimi-Linear.")
 @click.option("--memory", type=ByteSize(), default="5MiB", show_default=True, help="State memory of each arm.")
 @click.option(
     "--kv-tokens",
@@ -84,7 +86,7 @@ _positive = click.IntRange(min=1)
 @result_options("numbers, records and a figure")
 def replay(
     conversations: Path | None,
-    folder: Path | None,
+    model: str,
     output: Path | None,
     as_json: bool,
     **options: Any,
@@ -92,25 +94,21 @@ def replay(
     """Serve multi-turn CONVERSATIONS with dense and compressed checkpoints in the same state memory.
 
     A real model answers, here, on the CPU. CONVERSATIONS is a file of JSON lines, {"messages": [{"role", "content"}]}
-    or {"conversations": [{"from", "value"}]}; without one, made-up chats with lengths like WildChat's are served, by a
-    small model of random weights unless --model is given. Prompts are frozen, so that all arms see the same. A client
-    sends its next turn when the last is answered. Figures are of all requests, misses included, for each seed, and then
-    means over the seeds.
+    or {"conversations": [{"from", "value"}]}. Without one, a bundled model is told things and asked about them, as it
+    was trained to be, so that answers are right or wrong; any other model serves made-up chats with lengths like
+    WildChat's. Prompts are frozen, so that all arms see the same. A client sends its next turn when the last is
+    answered. Figures are of all requests, misses included, for each seed, and then means over the seeds.
     """
     if output is not None:  # better now than after the work
         from dasc.eval.replay_figures import draw_replay
         from dasc.eval.replay_files import records_json
-    with output_folder(output), tempfile.TemporaryDirectory() as temporary:
-        reports, settings = _run(conversations, folder or _demo_model(Path(temporary)), **options)
-    settings = {"model": "random weights" if folder is None else str(folder), **settings}
+    with output_folder(output):
+        reports, settings = _run(conversations, model, **options)
     summary = {"settings": settings, "arms": [report.as_dict() for report in reports]}
     title = f"{settings['requests']} requests, {format_bytes(settings['memory_bytes'])} of state memory"
 
     def show() -> None:
-        console = table_console(150)
-        _print_reports(reports, title, console)
-        if folder is None:
-            console.print(RANDOM_WEIGHTS)
+        _print_reports(reports, title, table_console(150))
 
     def draw() -> dict[str, bytes]:
         return {"records.json": records_json(reports), **draw_replay(reports, title)}
@@ -118,16 +116,9 @@ def replay(
     give_result("replay.json", summary, show, output=output, as_json=as_json, draw=draw)
 
 
-def _demo_model(folder: Path) -> Path:
-    from dasc.eval.served_model import save_demo_model
-
-    save_demo_model(folder)
-    return folder
-
-
 def _run(
     path: Path | None,
-    folder: Path,
+    name: str,
     *,
     arms: tuple[str, ...],
     w_max: tuple[int, ...] | None,
@@ -157,22 +148,25 @@ def _run(
     from dasc.eval.replay_arms import Serving
     from dasc.eval.served_model import load_served
     from dasc.eval.simulate import DEFAULT_W_MAX
+    from dasc.models.zoo import MODELS, model_folder
 
     torch.set_num_threads(threads)
+    folder, bundled = model_folder(name), name in MODELS
     served = load_served(folder, importlib.import_module(f"dasc.{ops}"))
     limits = Limits(turns, max_new_tokens, max_context)
-    if path is None:
-        count = count or DEFAULT_COUNT
-    chats = _conversations(path, count, shrink, limits, folder, served.model.config.vocab_size)
-    protocol = Protocol(arms, w_max or (DEFAULT_W_MAX[served.checkpoint.family.name],), concurrency, seeds, temperature)
+    source = str(path) if path is not None else "questions" if bundled else "made up"
+    chats = _conversations(path, source, count, shrink, limits, folder, served.model.config.vocab_size)
+    usual_w_max = BUNDLED_W_MAX if bundled else DEFAULT_W_MAX[served.checkpoint.family.name]
+    protocol = Protocol(arms, w_max or (usual_w_max,), concurrency, seeds, temperature)
     kv_tokens = kv_tokens or default_kv_tokens(chats)
     serving = Serving(memory, kv_tokens, server_limit, prefill_tokens, layout, window_kv, tolerance)
     requests = sum(map(len, chats))
     with progress_bar(requests * seeds * len(protocol.runs)) as progress:
         reports = replay(chats, protocol, served, serving, progress)
-    source = {"source": "made up", "shrink": shrink} if path is None else {"source": str(path)}
     settings = {
-        **source,
+        "model": name,
+        "source": source,
+        **({"shrink": shrink} if source == "made up" else {}),
         "conversations": len(chats),
         "requests": requests,
         "prompt_tokens": sum(len(turn.prompt) for chat in chats for turn in chat),
@@ -187,16 +181,20 @@ def _run(
 
 
 def _conversations(
-    path: Path | None, count: int | None, shrink: int, limits: Limits, folder: Path, vocab_size: int
+    path: Path | None, source: str, count: int | None, shrink: int, limits: Limits, folder: Path, vocab_size: int
 ) -> list[list[Turn]]:
     from dasc.eval.chat_tokens import chat_tokens
     from dasc.eval.conversation_files import read_conversations
     from dasc.eval.conversations import conversation_turns, generate_conversations
+    from dasc.eval.question_conversations import question_conversations
 
-    tokens = chat_tokens(folder, vocab_size)
     if path is not None:
-        return read_conversations(path, tokens, limits, vocab_size, count)
-    chats = generate_conversations(count or DEFAULT_COUNT, turns=limits.turns, scale=1 / shrink)
+        return read_conversations(path, chat_tokens(folder, vocab_size), limits, vocab_size, count)
+    count = count or DEFAULT_COUNT[source]
+    if source == "questions":
+        return question_conversations(count, limits)
+    tokens = chat_tokens(folder, vocab_size)
+    chats = generate_conversations(count, turns=limits.turns, scale=1 / shrink)
     return [conversation_turns(chat, tokens, limits, vocab_size) for chat in chats]
 
 
@@ -208,6 +206,9 @@ def _print_reports(reports: Sequence[ArmReport], title: str, console: Console) -
     headers = ["W_max", "C_ckpt", "slots", "held", "hit\ntokens", "hit\nat all", "TTFT s (P95)", "E2E s (P95)"]
     for header in [*headers, "TTFT /\ndense", "tokens\nrefreshed", "same\noutput", "differ\nat"]:
         table.add_column(header, justify="right")
+    answers_known = reports[0].mean["right"] is not None
+    if answers_known:
+        table.add_column("right\nanswers", justify="right")
     dense = next((report for report in reports if report.label == "dense"), None)
     for report in reports:
         mean, split = report.mean, report.prepared.split
@@ -225,5 +226,6 @@ def _print_reports(reports: Sequence[ArmReport], title: str, console: Console) -
             f"{mean['refresh_tokens']:,.0f}",
             "-" if mean["same_output"] is None else f"{mean['same_output']:.1%}",
             "-" if mean["first_difference"] is None else f"{mean['first_difference']:.1f}",
+            *([f"{mean['right']:.1%}"] if answers_known else []),
         )
     console.print(table)

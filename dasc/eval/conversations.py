@@ -32,10 +32,12 @@ class Turn:
     Attributes:
         prompt: token ids of the conversation so far and the head of the answer.
         answer_tokens: tokens to generate, as many as the recorded answer has.
+        right: the only right answer, where there is one.
     """
 
     prompt: tuple[int, ...]
     answer_tokens: int
+    right: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

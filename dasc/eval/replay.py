@@ -87,6 +87,7 @@ class SeedResult:
         same_output: share of requests answered with the same tokens as in the dense arm of this seed; ``None`` without
             that arm.
         first_difference: mean position of the first token that differs, over the requests that do; ``None`` if none.
+        right: share of requests answered right, of those with a right answer; ``None`` if none has one.
     """
 
     ttft_mean_s: float
@@ -108,6 +109,7 @@ class SeedResult:
     seconds: float
     same_output: float | None = None
     first_difference: float | None = None
+    right: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,7 +265,17 @@ def _run(
         seconds = time.perf_counter() - started
         engine.cache.ledger.store.settle()
     outputs = {answer.request.request_id: answer.tokens for answer in answers}
-    return _Run(prepared, _result(engine, answers, seconds), outputs, engine.steps, engine.transfers)
+    known = {
+        request.request_id: turn.right
+        for of_conversation, conversation in zip(requests, conversations, strict=True)
+        for request, turn in zip(of_conversation, conversation, strict=True)
+        if turn.right is not None
+    }
+    result = dataclasses.replace(
+        _result(engine, answers, seconds),
+        right=fmean(outputs[name] == right for name, right in known.items()) if known else None,
+    )
+    return _Run(prepared, result, outputs, engine.steps, engine.transfers)
 
 
 def _result(engine: Engine, answers: Sequence[Answer], seconds: float) -> SeedResult:

@@ -9,10 +9,9 @@ from typing import Protocol
 import torch
 
 from dasc.cache.storage import StateCodec
-from dasc.eval.chat_tokens import ByteTokens
 from dasc.geometry import DtypePolicy
 from dasc.models import Checkpoint, read_checkpoint
-from dasc.models.hybrid import DeltaRuleOps, HybridModel, load_hybrid, random_hybrid, save_hybrid
+from dasc.models.hybrid import DeltaRuleOps, HybridModel, load_hybrid
 
 
 class ServingOps(DeltaRuleOps, StateCodec, Protocol):
@@ -50,23 +49,3 @@ def state_dtypes(model: HybridModel, *, int8: bool = False) -> DtypePolicy:
     Rows rounded to BF16 would make what an FP32 model answers depend on where its forwards end.
     """
     return DtypePolicy(torch.promote_types(model.dtype, torch.float32), model.dtype, int8=int8)
-
-
-def save_demo_model(folder: Path) -> None:
-    """Write a small Kimi-Linear of random weights that reads bytes.
-
-    Three KDA layers of two heads of 64 x 64, one attention layer. Horizons are spread evenly on a log scale from 1 to
-    64 tokens, so that a cutoff of 16 keeps about a third of the channels, as in Kimi-Linear-48B (section 4.1).
-    """
-    config, weights = random_hybrid(
-        "kda",
-        seed=2,
-        vocab_size=ByteTokens.vocabulary,
-        hidden_size=64,
-        num_blocks=4,
-        num_value_heads=2,
-        head_v_dim=64,
-        head_k_dim=64,
-        horizons_tokens=(1.0, 64.0),
-    )
-    save_hybrid(folder, config, weights)

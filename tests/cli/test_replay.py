@@ -10,9 +10,11 @@ from click.testing import Result
 
 from dasc.cli.replay import ARM_NAMES
 from dasc.eval.replay_arms import ARMS
+from dasc.models import zoo
 from tests.cli import commands
 from tests.cli.commands import failing
 from tests.eval.replay_runs import save_tiny_model
+from tests.eval.task_models import save_task_model
 from tests.eval.test_replay_files import disk_of
 
 SMALL = ("--count", "3", "--turns", "2", "--shrink", "512", "--memory", "300KiB", "--server-limit", "2", "--seeds", "2")
@@ -64,9 +66,43 @@ def test_a_file_is_served_and_the_table_says_what_came_of_it(model: Path, tmp_pa
     assert "random" not in result.stdout
 
 
-def test_of_the_bundled_model_it_says_that_its_weights_are_random():
-    result = run(*SMALL[:6], "--memory", "3MiB", "--server-limit", "2", "--seeds", "1", "--arms", "off")
-    assert "weights are random" in result.stdout
+def test_a_bundled_model_is_asked_what_it_was_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    save_task_model(tmp_path / "gdn", "gdn")
+    monkeypatch.setattr(zoo, "_ROOT", tmp_path)
+    args = ["--model", "gdn", "--count", "5", "--turns", "2", "--memory", "400KiB", "--seeds", "1"]
+    args += ["--arms", "dense,nr"]
+    result = run(*args)
+    assert "10 requests" in result.stdout
+    assert "answers" in result.stdout
+    report = json.loads(run(*args, "--json").stdout)
+    settings = report["settings"]
+    assert (settings["model"], settings["source"], settings["w_max"]) == ("gdn", "questions", [64])
+    assert "shrink" not in settings
+    assert all(0 <= arm["mean"]["right"] <= 1 for arm in report["arms"])
+
+
+def test_a_bundled_model_reads_chats_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    save_task_model(tmp_path / "kda")
+    monkeypatch.setattr(zoo, "_ROOT", tmp_path)
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps(CHAT) + "\n")
+    report = json.loads(run(path, "--memory", "400KiB", "--seeds", "1", "--arms", "off", "--json").stdout)
+    assert report["settings"]["source"] == str(path)
+    assert report["arms"][0]["mean"]["right"] is None
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--turns", "9"], "turns must be 1 to 8 where questions are asked, got 9"),
+        (["--max-context", "100"], "take up to 512 tokens and answers 3, the limits are 100 and 1024"),
+        (["--max-new-tokens", "2"], "take up to 512 tokens and answers 3, the limits are 16384 and 2"),
+    ],
+)
+def test_questions_are_not_cut(args: list[str], message: str, tmp_path: Path, capsys, monkeypatch):
+    save_task_model(tmp_path / "kda")
+    monkeypatch.setattr(zoo, "_ROOT", tmp_path)
+    assert message in failing(capsys, monkeypatch, "replay", "--count", "2", *args)
 
 
 def test_every_arm_can_be_asked_for_by_name(model: Path):

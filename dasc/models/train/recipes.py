@@ -37,8 +37,8 @@ _RECALL = ("recall_single", "recall_multi", "multi_value")
 
 CURRICULUM = (
     Stage(1_500, (32, 64), _RECALL),
-    Stage(2_300, (64, 128), _RECALL),
-    Stage(3_300, (64, 128, 256), _RECALL),
+    Stage(2_200, (64, 128), _RECALL),
+    Stage(3_000, (64, 128, 256), _RECALL),
     Stage(4_500, (128, 256, 512), _RECALL),
 )
 
