@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dasc.models.hybrid import WindowKV
 
 DEFAULT_COUNT = 24
-ARM_NAMES = "dense,nr,wr,auto,padded,int8,random,compressed-only,off"
+ARM_NAMES = "dense,nr,wr,auto,padded,int8,int4,random,compressed-only,off"
 RANDOM_WEIGHTS = (
     "The model's weights are random: hit rates, capacity and times mean something, but how often outputs agree says "
     "little about a trained model."

@@ -59,7 +59,7 @@ def trace(tmp_path: Path) -> Path:
 def test_every_arm_is_reported_under_the_same_memory():
     report = run_json(*SMALL)
     arms = [r["arm"] for r in report["results"]]
-    assert arms == ["dense", "padded", "ragged", "int8", "storage", "wr"]
+    assert arms == ["dense", "padded", "ragged", "int8", "int4", "storage", "wr"]
     assert {r["memory_bytes"] for r in report["results"]} == {2 << 30}
     assert (report["model"], report["w_max"], report["ranks"], report["load"]) == (
         "kimi-linear",

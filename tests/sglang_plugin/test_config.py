@@ -29,6 +29,7 @@ SETTINGS = [
     ("DASC_LAYOUT", "padded", "layout", "padded"),
     ("DASC_INT8", "1", "int8", True),
     ("DASC_INT8", "Off", "int8", False),
+    ("DASC_INT4", "on", "int4", True),
     ("DASC_MODE", "compressed-only", "mode", "compressed-only"),
     ("DASC_POOL", "auto", "pool", PoolSize()),
     ("DASC_POOL", "256", "pool", PoolSize(slots=256)),
@@ -63,6 +64,7 @@ def test_a_refresh_can_be_kept_to_two_passes():
         ("DASC_PLACEMENT", "tp", "one of off, storage, hybrid"),
         ("DASC_LAYOUT", "Ragged", "one of ragged, padded"),
         ("DASC_INT8", "int8", "on or off"),
+        ("DASC_INT4", "4", "on or off"),
         ("DASC_MODE", "two tier", "one of two-tier, compressed-only"),
         ("DASC_POOL", "0", "slots \\(256\\), bytes with a unit \\(2GiB\\) or auto"),
         ("DASC_POOL", "-1", "slots"),
@@ -185,7 +187,7 @@ def test_every_placement_mode_is_a_value():
 
 def test_ranks_compare_every_setting_but_the_plans_and_the_logs():
     """A rank with a pool of another size, say, would evict other checkpoints."""
-    plan = {"plan", "w_max", "placement", "layout", "int8"}
+    plan = {"plan", "w_max", "placement", "layout", "int8", "int4"}
     left = {f"DASC_{field.name.upper()}" for field in dataclasses.fields(Config) if field.name not in plan}
     assert set(Config("auto").decisive()) == left - {"DASC_LOG_INTERVAL"}
     assert Config("auto", pool=PoolSize(slots=3)).decisive()["DASC_POOL"] == "3 slots"
