@@ -120,12 +120,18 @@ def test_an_unknown_variable_like_no_other_is_an_error_with_all_names():
         ({"DASC_LAYOUT": "padded", "DASC_PLACEMENT": "storage"}, "DASC_PLACEMENT=storage needs DASC_LAYOUT=ragged"),
         ({"DASC_MODE": "compressed-only", "DASC_SPILL": "on"}, "DASC_SPILL needs DASC_MODE=two-tier"),
         ({"DASC_MODE": "compressed-only", "DASC_WATERMARK": "0"}, "DASC_WATERMARK needs DASC_MODE=two-tier"),
+        ({"DASC_INT8": "on", "DASC_INT4": "on"}, "DASC_INT8 and DASC_INT4 exclude each other, got on for both"),
         ({"DASC_REFRESH": "two-pass"}, "DASC_REFRESH needs DASC_LOAD_POLICY=wr, got nr"),
     ],
 )
 def test_settings_that_exclude_each_other_are_an_error(settings: dict[str, str], message: str):
     with pytest.raises(ValueError, match=message):
         read_config({**ON, **settings})
+
+
+def test_one_form_of_codes_may_be_on_and_the_other_off():
+    config = read_config({**ON, "DASC_INT8": "off", "DASC_INT4": "on"})
+    assert config == Config(plan="auto", int8=False, int4=True)
 
 
 def written(folder: Path, name: str, text: str) -> str:
