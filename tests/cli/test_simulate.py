@@ -127,10 +127,10 @@ def test_a_trace_comes_at_its_own_times_or_as_fast_as_clients_ask(trace: Path):
 
 def test_a_sweep_reports_each_memory_and_draws_it(trace: Path, tmp_path: Path):
     folder = tmp_path / "out" / "sweep"
-    report = run_json(trace, "--sweep", "1GiB,512MiB,1GiB", "--arms", "dense,wr", "-o", folder)
+    report = run_json(trace, "--sweep", "1GiB,512MiB,1GiB", "--arms", "dense,int4,wr", "-o", folder)
     assert [(r["memory_bytes"] >> 20, r["arm"]) for r in report["results"]] == [
-        (512, "dense"), (512, "wr"), (1024, "dense"), (1024, "wr"),
-    ]  # fmt: skip
+        (memory, arm) for memory in (512, 1024) for arm in ("dense", "int4", "wr")
+    ]
     assert json.loads((folder / "simulate.json").read_text()) == report
     assert (folder / "sweep.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (folder / "sweep.svg").read_text()
