@@ -23,7 +23,7 @@ from torch import Tensor
 
 from dasc import fast, reference
 from dasc.contract import DenseState, PackedState
-from dasc.geometry import DtypePolicy
+from dasc.geometry import DtypePolicy, Quantization
 from dasc.layout import Layout, RaggedLayout
 from tests.masks import model_mask
 
@@ -35,17 +35,17 @@ LINE_BYTES = 64
 class Case(NamedTuple):
     model: str
     w_max: int
-    int8: bool = False
+    quantized: Quantization | None = None
 
     def __str__(self) -> str:
-        return f"{self.model}-{self.w_max}{'-int8' if self.int8 else ''}"
+        return f"{self.model}-{self.w_max}{f'-{self.quantized}' if self.quantized else ''}"
 
     def build(self, smoke: bool) -> tuple[Tensor, Tensor, RaggedLayout]:
         """One state, its convolution rows and the layout; of two layers only in a smoke run."""
         geometry, mask = model_mask(self.model, self.w_max)
         if smoke:
             geometry, mask = dataclasses.replace(geometry, recurrent_layers=geometry.recurrent_layers[:2]), mask[:2]
-        layout = RaggedLayout.from_mask(geometry, mask, DtypePolicy(int8=self.int8))
+        layout = RaggedLayout.from_mask(geometry, mask, DtypePolicy(quantized=self.quantized))
         L, *state = geometry.state_shape
         _, *conv = geometry.conv_shape
         gen = torch.Generator().manual_seed(0)
@@ -61,7 +61,11 @@ EXACT = [
     ),
     pytest.param(Case("kimi-k3", 128), marks=pytest.mark.long),
 ]
-INT8 = [Case("kimi-linear", 16, int8=True), Case("qwen3-next", 64, int8=True)]
+QUANTIZED = [
+    Case(model, w_max, quantized)
+    for quantized in ("int8", "int4")
+    for model, w_max in (("kimi-linear", 16), ("qwen3-next", 64))
+]
 
 
 class Sizes:
@@ -127,7 +131,7 @@ def run(
     return result
 
 
-@pytest.mark.parametrize("case", [*EXACT, *INT8], ids=str)
+@pytest.mark.parametrize("case", [*EXACT, *QUANTIZED], ids=str)
 def test_pack(benchmark, smoke: bool, case: Case):
     state, conv, layout = case.build(smoke)
     size = Sizes(layout)
@@ -145,7 +149,7 @@ def test_pack(benchmark, smoke: bool, case: Case):
 
 
 @pytest.mark.parametrize("refreshed", [False, True], ids=["zero_fill", "refreshed"])
-@pytest.mark.parametrize("case", [*EXACT, *INT8], ids=str)
+@pytest.mark.parametrize("case", [*EXACT, *QUANTIZED], ids=str)
 def test_unpack(benchmark, smoke: bool, case: Case, refreshed: bool):
     """Writes a whole dense state; with a refreshed base, also reads what it does not replace."""
     state, conv, layout = case.build(smoke)

@@ -86,7 +86,7 @@ class Budget:
         self.dense_slot = self.geometry.dense_bytes(F32)
         self.total = (DENSE_SLOTS + 1) * self.dense_slot
         every = torch.ones(self.geometry.num_layers, self.geometry.units_per_layer, dtype=torch.bool)
-        int8 = DtypePolicy(torch.float32, torch.float32, int8=True)
+        int8 = DtypePolicy(torch.float32, torch.float32, quantized="int8")
         self.int8_slot = RaggedLayout.from_mask(self.geometry, every, int8).slot_bytes
         [self.plan_slot] = (
             layout.slot_bytes for layout in build_plan(checkpoint, W_MAX, ranks=(), dtypes=F32).layouts()

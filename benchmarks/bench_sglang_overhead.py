@@ -95,7 +95,7 @@ def moves(model: str, rounds: int) -> dict[str, dict[str, list[float]]]:
     states = pools.running_states(geometry, 2, seed=0)
     source, target, slot = (torch.tensor([number]) for number in (1, 2, 1))
     int8 = pools.sglang_int8_pool(geometry, 1)
-    ours = pools.compressed_pool(geometry, 1, kept=pools.KEPT, int8=False)
+    ours = pools.compressed_pool(geometry, 1, kept=pools.KEPT, quantized=None)
     calls: dict[str, dict[str, Callable[[], object]]] = {
         "store": {
             "dense": lambda: states.copy_from(source, target),

@@ -19,7 +19,7 @@ import torch
 from dasc import fast
 from dasc.contract import DenseState, PackedState
 from dasc.fast.distributed import StorageExchange, row_bytes
-from dasc.geometry import DtypePolicy
+from dasc.geometry import DtypePolicy, Quantization
 from dasc.layout import RaggedLayout
 from dasc.plan import SelectionPlan
 from dasc.reference import place
@@ -31,7 +31,7 @@ WORLD, ROUNDS = 2, 7
 
 class Setting(NamedTuple):
     one_sided: bool
-    int8: bool
+    quantized: Quantization | None
     checkpoints: int
 
 
@@ -52,7 +52,7 @@ def plan_of(setting: Setting) -> SelectionPlan:
         windows=torch.where(mask, 0, 16),
         fingerprint="sha256:" + "0" * 64,
         placements={WORLD: place(KIMI_LINEAR, mask, WORLD, "storage")},
-        dtypes=DtypePolicy(int8=setting.int8),
+        dtypes=DtypePolicy(quantized=setting.quantized),
     )
 
 
@@ -61,7 +61,7 @@ def slot_pool(layout: RaggedLayout, slots: int) -> PackedState:
     return PackedState(
         torch.zeros(slots, *layout.slot_shape, dtype=layout.dtypes.stored_temporal),
         torch.zeros(L, slots, channels, rows, dtype=layout.dtypes.conv),
-        torch.zeros(slots, layout.slot_units) if layout.dtypes.int8 else None,
+        torch.zeros(slots, layout.slot_units) if layout.dtypes.quantized else None,
     )
 
 
@@ -124,13 +124,15 @@ def ranks():
 
 
 @pytest.mark.parametrize("checkpoints", [1, pytest.param(4, marks=pytest.mark.usual)])
-@pytest.mark.parametrize("int8", [False, True], ids=["exact", "int8"])
+@pytest.mark.parametrize("quantized", [None, "int8"], ids=["exact", "int8"])
 @pytest.mark.parametrize(
     "one_sided", [False, pytest.param(True, marks=pytest.mark.usual)], ids=["published", "one_sided"]
 )
 @pytest.mark.parametrize("operation", ["store", "load"])
-def test_exchange(benchmark, ranks: Ranks, operation: str, one_sided: bool, int8: bool, checkpoints: int):
-    setting = Setting(one_sided, int8, checkpoints)
+def test_exchange(
+    benchmark, ranks: Ranks, operation: str, one_sided: bool, quantized: Quantization | None, checkpoints: int
+):
+    setting = Setting(one_sided, quantized, checkpoints)
     plain: list[float] = []
     exchanged: list[float] = []
     benchmark.pedantic(

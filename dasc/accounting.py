@@ -28,7 +28,7 @@ def temporal_compression(geometry: StateGeometry, layouts: Sequence[Layout], *, 
     Args:
         geometry: of what ``layouts`` cover together.
         layouts: of every rank of ``geometry``.
-        scales: count INT8 scales as stored bytes; they are part of the payload (eq. 8).
+        scales: count scales as stored bytes; they are part of the payload (eq. 8).
 
     Raises:
         ValueError: when the layouts are not all of ``geometry``.
@@ -152,11 +152,14 @@ def split_budget(
     )
 
 
-def int8_only_compression(geometry: StateGeometry, dtypes: DtypePolicy, *, with_conv: bool) -> float:
-    """INT8 of *every* unit (appendix E.1), with the convolution rows on both sides or on neither.
+def quantized_only_compression(geometry: StateGeometry, dtypes: DtypePolicy, *, with_conv: bool) -> float:
+    """*Every* unit stored as ``dtypes`` say (appendix E.1), with the convolution rows on both sides or on neither.
 
-    Kimi-Linear: 3.88 of the temporal payload, 3.53 of the whole checkpoint.
+    Kimi-Linear in INT8: 3.88 of the temporal payload, 3.53 of the whole checkpoint.
+
+    Raises:
+        ValueError: for INT4 and an odd ``V``.
     """
-    stored = geometry.num_units * (geometry.unit_elements + geometry.scales_per_unit * dtypes.temporal.itemsize)
+    stored = geometry.num_units * (geometry.stored_unit_bytes(dtypes) + geometry.unit_scale_bytes(dtypes))
     conv = geometry.conv_bytes(dtypes) if with_conv else 0
     return _ratio(geometry.temporal_bytes(dtypes) + conv, stored + conv)

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 
 Kind = Literal["gdn", "kda"]
+Quantization = Literal["int8", "int4"]
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -22,27 +23,29 @@ class DtypePolicy:
     """How the parts of a checkpoint are stored.
 
     Attributes:
-        temporal: dtype of the active temporal state, and of stored units unless ``int8``.
+        temporal: dtype of the active temporal state, of stored units that are not quantised, and of scales.
         conv: dtype of the convolution rows, stored as they are in every layout.
-        int8: store retained units as symmetric INT8 with scales in ``temporal`` (eq. 8).
+        quantized: store retained units as symmetric codes of 8 or 4 bits with scales (eq. 8); exactly when ``None``.
     """
 
     temporal: torch.dtype = torch.float32
     conv: torch.dtype = torch.bfloat16
-    int8: bool = False
+    quantized: Quantization | None = None
 
     def __post_init__(self) -> None:
         for name in ("temporal", "conv"):
             dtype = getattr(self, name)
             if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
                 raise ValueError(f"{name} must be a floating-point torch dtype, got {dtype!r}")
-        if not isinstance(self.int8, bool):
-            raise ValueError(f"int8 must be true or false, got {self.int8!r}")
+        if self.quantized not in (None, "int8", "int4"):
+            raise ValueError(f"quantized must be None, 'int8' or 'int4', got {self.quantized!r}")
 
     @property
     def stored_temporal(self) -> torch.dtype:
-        """Dtype of one stored temporal element."""
-        return torch.int8 if self.int8 else self.temporal
+        """Dtype of stored units: one value an element, in INT4 two codes a byte."""
+        if self.quantized is None:
+            return self.temporal
+        return torch.int8 if self.quantized == "int8" else torch.uint8
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,7 @@ class StateGeometry:
 
     @property
     def unit_shape(self) -> tuple[int, ...]:
-        """Shape of one stored unit: ``(V, K)`` for a GDN head, ``(V,)`` for a KDA channel (appendix B)."""
+        """Shape of one unit: ``(V, K)`` for a GDN head, ``(V,)`` for a KDA channel (appendix B)."""
         return (self.head_v_dim, self.head_k_dim) if self.kind == "gdn" else (self.head_v_dim,)
 
     @property
@@ -132,13 +135,40 @@ class StateGeometry:
 
     @property
     def scale_shape(self) -> tuple[int, ...]:
-        """Shape of one unit's INT8 scales, one for each ``(layer, head, k)`` (eq. 8): ``(K,)`` or ``()``."""
+        """Shape of one quantised unit's scales, one for each ``(layer, head, k)`` (eq. 8): ``(K,)`` or ``()``."""
         return (self.head_k_dim,) if self.kind == "gdn" else ()
 
     @property
     def scales_per_unit(self) -> int:
-        """INT8 scales of one unit."""
+        """Scales of one quantised unit."""
         return math.prod(self.scale_shape)
+
+    def stored_unit_shape(self, dtypes: DtypePolicy) -> tuple[int, ...]:
+        """Shape of one stored unit in ``dtypes.stored_temporal``: its own, in INT4 with half of ``V``.
+
+        Byte ``j`` of INT4 holds element ``j`` of ``V`` in its low half and element ``j + V / 2`` in its high half.
+
+        Raises:
+            ValueError: for INT4 and an odd ``V``.
+        """
+        V, *rest = self.unit_shape
+        if dtypes.quantized != "int4":
+            return (V, *rest)
+        if V % 2:
+            raise ValueError(f"head_v_dim must be even for INT4, got {V}")
+        return (V // 2, *rest)
+
+    def stored_unit_bytes(self, dtypes: DtypePolicy) -> int:
+        """Bytes of one stored unit, without its scales.
+
+        Raises:
+            ValueError: as :meth:`stored_unit_shape`.
+        """
+        return math.prod(self.stored_unit_shape(dtypes)) * dtypes.stored_temporal.itemsize
+
+    def unit_scale_bytes(self, dtypes: DtypePolicy) -> int:
+        """Bytes of one stored unit's scales; 0 unless it is quantised."""
+        return 0 if dtypes.quantized is None else self.scales_per_unit * dtypes.temporal.itemsize
 
     @property
     def state_shape(self) -> tuple[int, int, int, int]:

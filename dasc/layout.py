@@ -41,6 +41,9 @@ class _Layout:
     counts: tuple[int, ...]
     slot_units: int
 
+    def __post_init__(self) -> None:
+        self.geometry.stored_unit_shape(self.dtypes)  # raises for what cannot be stored so
+
     @cached_property
     def unit_index(self) -> Tensor:
         """``[R]`` int64, ascending: flat index ``l * units_per_layer + u`` of each retained unit."""
@@ -59,14 +62,12 @@ class _Layout:
     @property
     def temporal_slot_bytes(self) -> int:
         """Stored units of one slot, without scales."""
-        return self.slot_units * self.geometry.unit_elements * self.dtypes.stored_temporal.itemsize
+        return self.slot_units * self.geometry.stored_unit_bytes(self.dtypes)
 
     @property
     def scale_slot_bytes(self) -> int:
-        """INT8 scales of one slot; 0 unless ``dtypes.int8``."""
-        if not self.dtypes.int8:
-            return 0
-        return self.slot_units * self.geometry.scales_per_unit * self.dtypes.temporal.itemsize
+        """Scales of one slot; 0 unless units are quantised."""
+        return self.slot_units * self.geometry.unit_scale_bytes(self.dtypes)
 
     @property
     def conv_slot_bytes(self) -> int:
@@ -105,7 +106,7 @@ class RaggedLayout(_Layout):
                 stored width, which may be below what the rank computes.
 
         Raises:
-            ValueError: for a mask of another shape or dtype, or a negative width.
+            ValueError: for a mask of another shape or dtype, a negative width, or INT4 and an odd ``V``.
         """
         check_mask(geometry, mask)
         counts = tuple(int(c) for c in mask.sum(dim=1))
@@ -126,8 +127,8 @@ class RaggedLayout(_Layout):
 
     @property
     def slot_shape(self) -> tuple[int, ...]:
-        """Temporal shape of one slot, ``[slot_units, V, K]`` (GDN) or ``[slot_units, V]`` (KDA)."""
-        return (self.slot_units, *self.geometry.unit_shape)
+        """Temporal shape of one slot, ``[slot_units, V, K]`` (GDN) or ``[slot_units, V]`` (KDA); in INT4 ``V / 2``."""
+        return (self.slot_units, *self.geometry.stored_unit_shape(self.dtypes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +148,7 @@ class PaddedLayout(_Layout):
         """Build from a boolean mask ``[L, units_per_layer]``.
 
         Raises:
-            ValueError: for a mask of another shape or dtype.
+            ValueError: for a mask of another shape or dtype, or INT4 and an odd ``V``.
         """
         check_mask(geometry, mask)
         counts = tuple(int(c) for c in mask.sum(dim=1))
@@ -161,8 +162,11 @@ class PaddedLayout(_Layout):
 
     @property
     def slot_shape(self) -> tuple[int, ...]:
-        """Temporal shape of one slot across layers, ``[L, R_max, V, K]`` (GDN) or ``[L, R_max, V]`` (KDA)."""
-        return (self.geometry.num_layers, self.max_count, *self.geometry.unit_shape)
+        """Temporal shape of one slot across layers, ``[L, R_max, V, K]`` (GDN) or ``[L, R_max, V]`` (KDA).
+
+        In INT4, ``V / 2``.
+        """
+        return (self.geometry.num_layers, self.max_count, *self.geometry.stored_unit_shape(self.dtypes))
 
 
 Layout = RaggedLayout | PaddedLayout
@@ -201,8 +205,8 @@ def rank_layouts(
         placement: head order and stored widths; ``None`` means mode ``off``.
 
     Raises:
-        ValueError: for an unknown kind, a placement for another number of ranks, or a balanced placement with the
-            padded layout (storage balancing moves packed units, appendix B.1).
+        ValueError: for an unknown kind, a placement for another number of ranks, a balanced placement with the
+            padded layout (storage balancing moves packed units, appendix B.1), or INT4 and an odd ``V``.
     """
     if kind not in ("ragged", "padded"):
         raise ValueError(f"layout must be 'ragged' or 'padded', got {kind!r}")

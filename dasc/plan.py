@@ -70,7 +70,7 @@ class SelectionPlan:
     placements: Mapping[int, Placement] = field(default_factory=dict)
     dtypes: DtypePolicy = DtypePolicy()  # noqa: RUF009 - frozen
     layout: LayoutKind = "ragged"
-    format_version: ClassVar[int] = 1
+    format_version: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         if self.family != self.geometry.family:
@@ -89,6 +89,7 @@ class SelectionPlan:
             raise ValueError(f"fingerprint must be 'sha256:' and 64 hex digits, got {self.fingerprint!r}")
         if self.layout not in ("ragged", "padded"):
             raise ValueError(f"layout must be 'ragged' or 'padded', got {self.layout!r}")
+        self.geometry.stored_unit_shape(self.dtypes)  # raises for what cannot be stored so
         units = (self.geometry.num_layers, self.geometry.units_per_layer)
         _check_tensor("mask", self.mask, torch.bool, units)
         _check_tensor("windows", self.windows, torch.int64, units)
@@ -234,7 +235,7 @@ def _contents(plan: SelectionPlan) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "w_max": plan.w_max,
         "fingerprint": plan.fingerprint,
         "placements": placements,
-        "dtypes": {"temporal": temporal, "conv": conv, "int8": plan.dtypes.int8},
+        "dtypes": {"temporal": temporal, "conv": conv, "quantized": plan.dtypes.quantized},
         "layout": plan.layout,
     }
     return fields, tensors
@@ -266,7 +267,7 @@ def _plan_of(fields: dict[str, Any], tensors: dict[str, Tensor]) -> SelectionPla
             windows=tensors["windows"],
             fingerprint=fields["fingerprint"],
             placements=placements,
-            dtypes=DtypePolicy(**dtypes, int8=fields["dtypes"]["int8"]),
+            dtypes=DtypePolicy(**dtypes, quantized=fields["dtypes"]["quantized"]),
             layout=fields["layout"],
         )
     except (KeyError, TypeError, AttributeError) as error:

@@ -37,8 +37,8 @@ def poisoned_pools(state: Tensor, conv: Tensor, layout: Layout, seed: int, *, st
     native_slots, store_slots = (torch.randperm(N + spare, generator=gen)[:N] for spare in (2, 3))
 
     def poisoned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        if dtype == torch.int8:
-            return torch.full(shape, -77, dtype=dtype)
+        if not dtype.is_floating_point:
+            return torch.full(shape, 77, dtype=dtype)
         return torch.full(shape, torch.nan, dtype=dtype)
 
     native = []
@@ -50,9 +50,9 @@ def poisoned_pools(state: Tensor, conv: Tensor, layout: Layout, seed: int, *, st
         native.append(pool)
     scales = slots_shape(layout, N + 3, geometry.scale_shape)
     store = PackedState(
-        poisoned(slots_shape(layout, N + 3, geometry.unit_shape), layout.dtypes.stored_temporal),
+        poisoned(slots_shape(layout, N + 3, geometry.stored_unit_shape(layout.dtypes)), layout.dtypes.stored_temporal),
         poisoned((geometry.conv_shape[0], N + 3, *geometry.conv_shape[1:]), conv.dtype),
-        poisoned(scales, layout.dtypes.temporal) if layout.dtypes.int8 else None,
+        poisoned(scales, layout.dtypes.temporal) if layout.dtypes.quantized else None,
     )
     return Pools(DenseState(*native), native_slots, store, store_slots)
 

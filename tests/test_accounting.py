@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dasc.accounting import (
     bottleneck_compression,
     checkpoint_compression,
-    int8_only_compression,
+    quantized_only_compression,
     split_budget,
     temporal_compression,
     usable_slots,
@@ -16,7 +16,8 @@ from dasc.accounting import (
 from dasc.geometry import DtypePolicy, StateGeometry
 from dasc.layout import rank_layouts
 
-INT8 = DtypePolicy(int8=True)
+INT8 = DtypePolicy(quantized="int8")
+INT4 = DtypePolicy(quantized="int4")
 
 # 2 layers x 4 heads x 3 x 5: temporal 480 bytes; convolution 2 layers x (10 + 10 + 12) channels x 2 rows: 256 bytes
 GDN = StateGeometry("toy", "gdn", 2, (0, 1), 4, 2, head_v_dim=3, head_k_dim=5, conv_width=3)
@@ -94,8 +95,8 @@ def test_fullest_rank_limits_all():
 def test_int8_of_every_unit_by_hand():
     for geometry in (GDN, KDA):
         # 120 codes and 40 FP32 scales in both
-        assert int8_only_compression(geometry, INT8, with_conv=False) == 480 / 280
-        assert int8_only_compression(geometry, INT8, with_conv=True) == 736 / 536
+        assert quantized_only_compression(geometry, INT8, with_conv=False) == 480 / 280
+        assert quantized_only_compression(geometry, INT8, with_conv=True) == 736 / 536
 
 
 def test_nothing_stored_is_an_infinite_ratio():
@@ -130,12 +131,20 @@ def test_ratios_are_ordered(case, kind, dtypes):
     assert bottleneck_compression(ranks) <= checkpoint_compression(geometry, ranks) + 1e-12
 
 
-@given(masked_geometries())
-def test_int8_of_a_full_mask_is_int8_only(case):
+def test_int4_of_every_unit_by_hand():
+    for geometry in (replace(GDN, head_v_dim=4), replace(KDA, head_v_dim=4)):
+        # 160 codes in 80 bytes and 40 FP32 scales; 2 layers x (10 + 10 + 16) channels x 2 rows of BF16
+        assert quantized_only_compression(geometry, INT4, with_conv=False) == 640 / 240
+        assert quantized_only_compression(geometry, INT4, with_conv=True) == (640 + 288) / (240 + 288)
+
+
+@given(masked_geometries(), st.sampled_from([INT8, INT4]))
+def test_a_full_mask_is_quantised_only(case, dtypes):
     geometry, mask = case
-    everything = rank_layouts(geometry, torch.ones_like(mask), dtypes=INT8)
-    assert temporal_compression(geometry, everything) == int8_only_compression(geometry, INT8, with_conv=False)
-    assert checkpoint_compression(geometry, everything) == int8_only_compression(geometry, INT8, with_conv=True)
+    geometry = replace(geometry, head_v_dim=2 * geometry.head_v_dim)
+    everything = rank_layouts(geometry, torch.ones_like(mask), dtypes=dtypes)
+    assert temporal_compression(geometry, everything) == quantized_only_compression(geometry, dtypes, with_conv=False)
+    assert checkpoint_compression(geometry, everything) == quantized_only_compression(geometry, dtypes, with_conv=True)
 
 
 def test_layouts_of_something_else_than_the_geometry_are_refused():

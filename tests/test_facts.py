@@ -6,7 +6,7 @@ import torch
 from dasc.accounting import (
     bottleneck_compression,
     checkpoint_compression,
-    int8_only_compression,
+    quantized_only_compression,
     temporal_compression,
 )
 from dasc.geometry import DtypePolicy, StateGeometry
@@ -140,23 +140,23 @@ def test_bottleneck_compression_without_and_with_storage_balancing():
 
 
 def test_int8_with_selection():
-    int8 = DtypePolicy(int8=True)
+    int8 = DtypePolicy(quantized="int8")
     layouts = rank_layouts(KIMI_LINEAR, kimi_linear_mask(), dtypes=int8)
     assert checkpoint_compression(KIMI_LINEAR, layouts) == pytest.approx(8.11, abs=5e-3)
 
 
 def test_int8_alone_is_3_88_of_the_temporal_payload_and_3_53_of_the_checkpoint():
     """Appendix E.1 gives 3.88 for the whole checkpoint; its own geometry gives that for the temporal payload alone."""
-    int8 = DtypePolicy(int8=True)
+    int8 = DtypePolicy(quantized="int8")
     everything = torch.ones(20, 4096, dtype=torch.bool)
     layouts = rank_layouts(KIMI_LINEAR, everything, dtypes=int8)
     for temporal_only in (
-        int8_only_compression(KIMI_LINEAR, int8, with_conv=False),
+        quantized_only_compression(KIMI_LINEAR, int8, with_conv=False),
         temporal_compression(KIMI_LINEAR, layouts),
     ):
         assert temporal_only == pytest.approx(3.88, abs=5e-3)
     for whole in (
-        int8_only_compression(KIMI_LINEAR, int8, with_conv=True),
+        quantized_only_compression(KIMI_LINEAR, int8, with_conv=True),
         checkpoint_compression(KIMI_LINEAR, layouts),
     ):
         assert whole == pytest.approx(3.53, abs=5e-3)

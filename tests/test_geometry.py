@@ -62,7 +62,7 @@ def test_bytes_by_hand(geometry):
     other = DtypePolicy(temporal=torch.bfloat16, conv=torch.float32)
     assert geometry.temporal_bytes(other) == 240
     assert geometry.conv_bytes(other) == 512
-    assert geometry.temporal_bytes(DtypePolicy(int8=True)) == 480  # the dense state is never quantised
+    assert geometry.temporal_bytes(DtypePolicy(quantized="int8")) == 480  # the dense state is never quantised
 
 
 @given(geometries())
@@ -140,13 +140,30 @@ def test_dtypes_that_are_not_floating_point_are_refused(field, wrong):
         DtypePolicy(**{field: wrong})
 
 
-def test_int8_that_is_not_a_flag_is_refused():
-    with pytest.raises(ValueError, match="int8 must be"):
-        DtypePolicy(int8=1)
+@pytest.mark.parametrize("wrong", [True, "int2", 8])
+def test_another_form_of_codes_is_refused(wrong):
+    with pytest.raises(ValueError, match="quantized must be None, 'int8' or 'int4', got"):
+        DtypePolicy(quantized=wrong)
+
+
+@pytest.mark.parametrize("kind", ["gdn", "kda"])
+def test_a_stored_unit_by_hand(kind):
+    """V is halved in INT4; scales are one for each k, in the dtype of the state."""
+    geometry = replace(GDN, kind=kind, head_v_dim=6)
+    k = (5,) if kind == "gdn" else ()
+    units = 5 if kind == "gdn" else 1
+    for quantized, V, size, scales in ((None, 6, 2, 0), ("int8", 6, 1, 2), ("int4", 3, 1, 2)):
+        dtypes = DtypePolicy(torch.bfloat16, quantized=quantized)
+        assert geometry.stored_unit_shape(dtypes) == (V, *k)
+        assert geometry.stored_unit_bytes(dtypes) == V * units * size
+        assert geometry.unit_scale_bytes(dtypes) == units * scales
+    with pytest.raises(ValueError, match="head_v_dim must be even for INT4, got 3"):
+        replace(geometry, head_v_dim=3).stored_unit_bytes(dtypes)
 
 
 def test_dense_default_is_fp32_temporal_and_bf16_convolution():
-    assert DtypePolicy() == DtypePolicy(torch.float32, torch.bfloat16, int8=False)
+    assert DtypePolicy() == DtypePolicy(torch.float32, torch.bfloat16, quantized=None)
     assert DtypePolicy().stored_temporal == torch.float32
-    assert DtypePolicy(int8=True).stored_temporal == torch.int8
+    assert DtypePolicy(quantized="int8").stored_temporal == torch.int8
+    assert DtypePolicy(quantized="int4").stored_temporal == torch.uint8
     assert dtype_name(torch.bfloat16) == "bfloat16"

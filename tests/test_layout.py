@@ -5,13 +5,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dasc.geometry import DtypePolicy, StateGeometry
+from dasc.geometry import DtypePolicy, Quantization, StateGeometry
 from dasc.layout import PaddedLayout, RaggedLayout, check_mask, rank_layouts, shard_mask
 from dasc.placement import Placement
 from dasc.reference.placement import place
 from tests.masks import KIMI_LINEAR, KIMI_LINEAR_COUNTS, gdn, kda, kimi_linear_mask, seeded_mask
 
-INT8 = DtypePolicy(int8=True)
+INT8 = DtypePolicy(quantized="int8")
+INT4 = DtypePolicy(quantized="int4")
 
 
 def geometries() -> st.SearchStrategy[StateGeometry]:
@@ -84,15 +85,31 @@ def test_slot_bytes_of_kda_channels():
     assert RaggedLayout.from_mask(geometry, mask, half).slot_bytes == 3 * 3 * 2 + 2 * conv_bytes
 
 
-@given(geometries(), st.booleans())
-def test_all_kept_takes_the_dense_bytes_and_none_kept_the_convolution_alone(geometry: StateGeometry, int8: bool):
-    dtypes = DtypePolicy(int8=int8)
+def test_slot_bytes_and_shapes_in_int4():
+    # two codes a byte: GDN heads of V x K = 4 x 5 and KDA channels of V = 4, a scale for each (l, h, k)
+    heads, channels = gdn(layers=2, key_heads=2, bundle=2, v_dim=4, k_dim=5), kda(layers=2, heads=2, v_dim=4, k_dim=5)
+    mask = torch.tensor([[1, 0, 1, 0], [0, 0, 0, 1]], dtype=torch.bool)
+    ragged, padded = (layout_type.from_mask(heads, mask, INT4) for layout_type in (RaggedLayout, PaddedLayout))
+    assert (ragged.slot_shape, ragged.temporal_slot_bytes, ragged.scale_slot_bytes) == ((3, 2, 5), 30, 60)
+    assert (padded.slot_shape, padded.temporal_slot_bytes, padded.scale_slot_bytes) == ((2, 2, 2, 5), 40, 80)
+    ragged = RaggedLayout.from_mask(channels, seeded_mask(channels, 0, kept=1.0), INT4)
+    assert (ragged.slot_shape, ragged.temporal_slot_bytes, ragged.scale_slot_bytes) == ((20, 2), 40, 80)
+    for layout_type in (RaggedLayout, PaddedLayout):
+        with pytest.raises(ValueError, match="head_v_dim must be even for INT4, got 3"):
+            layout_type.from_mask(gdn(), seeded_mask(gdn(), 0), INT4)
+
+
+@given(geometries(), st.sampled_from([None, "int8"]))
+def test_all_kept_takes_the_dense_bytes_and_none_kept_the_convolution_alone(
+    geometry: StateGeometry, quantized: Quantization | None
+):
+    dtypes = DtypePolicy(quantized=quantized)
     for layout_type in (RaggedLayout, PaddedLayout):
         none = layout_type.from_mask(geometry, seeded_mask(geometry, 0, kept=0.0), dtypes)
         assert none.slot_bytes == geometry.conv_bytes(dtypes)
         everything = layout_type.from_mask(geometry, seeded_mask(geometry, 0, kept=1.0), dtypes)
         assert everything.slot_units == geometry.num_units
-        if not int8:
+        if not quantized:
             assert everything.slot_bytes == geometry.dense_bytes(dtypes)
 
 

@@ -52,13 +52,18 @@ def make_plan(geometry: StateGeometry | None = None, **options: Any) -> Selectio
 
 
 @given(
-    st.sampled_from([gdn(), gdn(layers=1, key_heads=4, bundle=1), kda(), kda(layers=3, heads=2, k_dim=1)]),
+    st.sampled_from([gdn(v_dim=4), gdn(layers=1, key_heads=4, bundle=1, v_dim=2), kda(v_dim=4), kda(3, 2, 6, k_dim=1)]),
     st.sampled_from(["off", "storage", "hybrid"]),
     st.sampled_from([(), (1,), (2, 1)]),
     st.floats(allow_nan=False, allow_infinity=False),
     st.floats(0, 1, exclude_min=True, exclude_max=True),
     st.integers(4, 2**40),
-    st.sampled_from([DtypePolicy(), DtypePolicy(torch.bfloat16, torch.float16, int8=True)]),
+    st.builds(
+        DtypePolicy,
+        st.sampled_from([torch.float32, torch.bfloat16]),
+        st.sampled_from([torch.bfloat16, torch.float16]),
+        st.sampled_from([None, "int8", "int4"]),
+    ),
     st.integers(0, 2**31 - 1),
 )
 def test_a_plan_comes_back_exactly(tmp_path_factory, geometry, mode, degrees, gate_input, epsilon, w_max, dtypes, seed):
@@ -82,7 +87,7 @@ def test_a_plan_comes_back_exactly(tmp_path_factory, geometry, mode, degrees, ga
     assert torch.equal(loaded.windows, plan.windows)
     assert loaded.placements.keys() == set(degrees)
     assert all(loaded.placements[p].same_as(plan.placements[p]) for p in degrees)
-    assert loaded.format_version == SelectionPlan.format_version == 1
+    assert loaded.format_version == SelectionPlan.format_version == 2
 
 
 def test_equal_plans_give_equal_bytes_whatever_their_tensors_strides(tmp_path: Path):
@@ -113,7 +118,7 @@ def test_a_padded_plan_gives_padded_layouts(tmp_path: Path):
         {"gate_input": -0.25},
         {"w_max": 17},
         {"fingerprint": "sha256:" + "0" * 64},
-        {"dtypes": DtypePolicy(int8=True)},
+        {"dtypes": DtypePolicy(quantized="int8")},
         {"placements": {}},
         {"mode": "off"},
         {"seed": 1},
@@ -256,11 +261,11 @@ def test_untouched_contents_load(tmp_path: Path):
 
 def test_a_newer_format_asks_for_an_upgrade(tmp_path: Path):
     fields, tensors = contents()
-    fields["format_version"] = 2
+    fields["format_version"] = 3
     fields["new"] = "field"
-    assert "format version 2 is newer than 1" in crafted(tmp_path / "a", fields, tensors)
+    assert "format version 3 is newer than 2" in crafted(tmp_path / "a", fields, tensors)
     assert "upgrade dasc" in crafted(tmp_path / "a", fields, tensors)
-    for version in (0, -1, "1", None, 1.5, True):
+    for version in (1, 0, -1, "2", None, 2.5, True):
         crafted(tmp_path / "a", {**fields, "format_version": version}, tensors)
 
 
@@ -279,7 +284,7 @@ def test_no_field_may_be_missing_added_or_of_another_type(tmp_path: Path):
             parent = fields
             for step in at:
                 parent = parent[step]
-            if type(value) is type(parent[key]) and value in (1.5, True, 10**400):
+            if type(value) is type(parent[key]) and value in (None, 1.5, True, 10**400):
                 continue  # not wrong in itself
             if value == "remove":
                 del parent[key]
@@ -367,6 +372,7 @@ def test_consistent_checksums_do_not_excuse_inconsistent_tensors(tmp_path: Path,
         ({"fingerprint": None}, "fingerprint"),
         ({"layout": "flat"}, "layout must be 'ragged' or 'padded', got 'flat'"),
         ({"layout": "padded"}, r"placements\[1\] balances storage"),
+        ({"dtypes": DtypePolicy(quantized="int4")}, "head_v_dim must be even for INT4, got 3"),
         ({"mask": torch.ones(2, 4)}, r"mask must be torch.bool \(2, 4\)"),
         ({"mask": torch.ones(2, 5, dtype=torch.bool)}, r"mask must be torch.bool \(2, 4\)"),
         ({"mask": [[True]]}, "mask must be torch.bool"),
@@ -435,11 +441,11 @@ def test_a_plan_belongs_to_its_weights_and_geometry():
 
 
 def test_layouts_follow_the_placements_and_the_dtypes():
-    plan = make_plan(kda(), mode="hybrid", degrees=(2,), dtypes=DtypePolicy(int8=True))
+    plan = make_plan(kda(), mode="hybrid", degrees=(2,), dtypes=DtypePolicy(quantized="int8"))
     layouts = plan.layouts(2)
     assert tuple(layout.retained_units for layout in layouts) == plan.placements[2].local_units
     assert {layout.slot_units for layout in layouts} == {plan.placements[2].slot_units}
-    assert all(layout.dtypes.int8 for layout in layouts)
+    assert all(layout.dtypes.quantized == "int8" for layout in layouts)
     assert plan.layouts()[0].slot_units == int(plan.mask.sum())  # one rank needs no placement
     for ranks in (4, 0):
         with pytest.raises(ValueError, match=f"no placement for {ranks} ranks; it has: 2"):

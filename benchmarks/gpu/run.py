@@ -32,12 +32,13 @@ from torch import Tensor
 
 from dasc import fast, reference
 from dasc.contract import DenseState, PackedState, RefreshMerge, zero_slots
-from dasc.geometry import DtypePolicy, StateGeometry
+from dasc.geometry import DtypePolicy, Quantization, StateGeometry
 from dasc.layout import Layout, PaddedLayout, RaggedLayout
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 FLUSH_BYTES = 512 * 2**20  # ten times the L2 of an H200
 D = 128
+QUANTIZED: tuple[Quantization | None, ...] = (None, "int8", "int4")
 
 
 @dataclass
@@ -175,15 +176,16 @@ def gate_packing(report: Report, small: bool) -> None:
     for kind in ("gdn", "kda"):
         geometry = StateGeometry("gate", kind, 3, (0, 1, 2), 4, 4 if kind == "kda" else 2, dim, dim)
         for layout_kind in ("ragged", "padded"):
-            for int8 in (False, True):
-                native, store, layout = packing_pools(geometry, 0.4, layout_kind, DtypePolicy(int8=int8), 4)
+            for quantized in QUANTIZED:
+                dtypes = DtypePolicy(quantized=quantized)
+                native, store, layout = packing_pools(geometry, 0.4, layout_kind, dtypes, 4)
                 native_slots = torch.tensor([2, 0], device=DEVICE)
                 store_slots = torch.tensor([1, 3], device=DEVICE)
-                # the reference on the CPU, where a division by 127 is one
+                # the reference on the CPU, where a division by QMAX is one
                 theirs = run_packing(reference, native, store, layout, native_slots, store_slots, torch.device("cpu"))
                 mine = run_packing(fast, native, store, layout, native_slots, store_slots, DEVICE)
                 ok = all(a is b or torch.equal(a.cpu(), b) for a, b in zip(mine, theirs))
-                report.gate.append({"name": f"pack/unpack {kind} {layout_kind} int8={int8}", "ok": ok})
+                report.gate.append({"name": f"pack/unpack {kind} {layout_kind} {quantized}", "ok": ok})
 
 
 def run_packing(
@@ -326,11 +328,11 @@ def time_packing(report: Report, timer: Timer) -> None:
     for name, geometry in {"small": small}.items() if timer.small else GEOMETRIES.items():
         for ranks in (1,) if timer.small else (1, 8):
             for checkpoints in (1,) if timer.small else (1, 8):
-                for int8 in (False, True):
+                for quantized in QUANTIZED:
                     for kept in (0.36,):  # the published share of Kimi-Linear at W_max = 16
                         local = geometry.shard(ranks)
                         native, store, layout = packing_pools(
-                            local, kept, "ragged", DtypePolicy(int8=int8), checkpoints + 1
+                            local, kept, "ragged", DtypePolicy(quantized=quantized), checkpoints + 1
                         )
                         slots = torch.arange(1, checkpoints + 1, device=DEVICE)
                         stored = checkpoints * layout.slot_bytes
@@ -339,7 +341,7 @@ def time_packing(report: Report, timer: Timer) -> None:
                             layout.retained_units * local.unit_elements * layout.dtypes.temporal.itemsize
                             + layout.conv_slot_bytes
                         )
-                        common = {"model": name, "ranks": ranks, "N": checkpoints, "int8": int8, "kept": kept}
+                        common = {"model": name, "ranks": ranks, "N": checkpoints, "quantized": quantized, "kept": kept}
                         calls = {
                             "pack": (
                                 lambda: fast.pack_slots(native, slots, store, slots, layout, impl="triton"),  # noqa: B023
@@ -393,7 +395,7 @@ def environment() -> dict[str, object]:
 def show(report: Report) -> None:
     """The times as a table, one line a case."""
     for row in report.times:
-        case = " ".join(f"{key}={row[key]}" for key in ("model", "ranks", "N", "T", "H", "int8") if key in row)
+        case = " ".join(f"{key}={row[key]}" for key in ("model", "ranks", "N", "T", "H", "quantized") if key in row)
         figures = [f"{float(row['s']) * 1e6:10.1f} us"]  # type: ignore[arg-type]
         for key in ("share_of_copy_bandwidth", "share_of_matrix_rate", "times_faster_than_peer"):
             if key in row:

@@ -38,11 +38,11 @@ from sglang.srt.configs.mamba_utils import (
 from sglang.srt.mem_cache.mamba_checkpoint_pool import Int8CheckpointStore, MambaCheckpointPool
 from sglang.srt.mem_cache.memory_pool import MambaPool
 
-from benchmarks.gpu.run import DEVICE, GEOMETRIES, Report, Timer, ceilings, environment, finish, row_of
+from benchmarks.gpu.run import DEVICE, GEOMETRIES, QUANTIZED, Report, Timer, ceilings, environment, finish, row_of
 from dasc import reference
 from dasc.cache.counters import Counters
 from dasc.contract import DenseState
-from dasc.geometry import DtypePolicy, StateGeometry
+from dasc.geometry import DtypePolicy, Quantization, StateGeometry
 from dasc.layout import RaggedLayout
 from dasc.sglang.pool import CompressedPool, native_state
 
@@ -93,11 +93,13 @@ def running_states(geometry: StateGeometry, slots: int, seed: int) -> MambaPool:
     return pool
 
 
-def compressed_pool(geometry: StateGeometry, slots: int, *, kept: float, int8: bool) -> CompressedPool:
+def compressed_pool(
+    geometry: StateGeometry, slots: int, *, kept: float, quantized: Quantization | None
+) -> CompressedPool:
     """The plugin's pool for a plan that keeps a share of the units."""
     gen = torch.Generator().manual_seed(0)
     mask = torch.rand(geometry.num_layers, geometry.units_per_layer, generator=gen) < kept
-    layout = RaggedLayout.from_mask(geometry, mask, DtypePolicy(int8=int8))
+    layout = RaggedLayout.from_mask(geometry, mask, DtypePolicy(quantized=quantized))
     return CompressedPool(layout, slots, DEVICE, Counters())
 
 
@@ -143,16 +145,15 @@ def gate(report: Report, models: dict[str, StateGeometry]) -> None:
     for name, geometry in models.items():
         source = running_states(geometry, SIZE, seed=1)
         states = DenseState(*(part[:, STORED].cpu() for part in native_state(source)))
-        for int8 in (False, True):
-            pool = compressed_pool(geometry, SIZE, kept=KEPT, int8=int8)
+        for quantized in QUANTIZED:
+            pool = compressed_pool(geometry, SIZE, kept=KEPT, quantized=quantized)
             expected = reference.unpack(reference.pack(*states, pool.layout), pool.layout)
-            same(report, f"{name} int8={int8}", pool, source, geometry, expected)
+            same(report, f"{name} {quantized}", pool, source, geometry, expected)
 
         quantised = Int8CheckpointStore.quantize(states.temporal)
         expected = states._replace(temporal=Int8CheckpointStore.dequantize(*quantised, torch.float32))
-        same(
-            report, f"{name} all INT8", compressed_pool(geometry, SIZE, kept=1.0, int8=True), source, geometry, expected
-        )
+        pool = compressed_pool(geometry, SIZE, kept=1.0, quantized="int8")
+        same(report, f"{name} all INT8", pool, source, geometry, expected)
 
         found = round_trip(sglang_int8_pool(geometry, SIZE), source, running_states(geometry, SIZE, seed=2))
         step = quantised[1] * (1 + 1e-5)
@@ -205,8 +206,14 @@ def time_one(report: Report, timer: Timer, name: str, geometry: StateGeometry, r
         ),
         "load": add("load", "sglang int8", lambda: theirs.load_to_active(states, slots, active), their_bytes + dense),
     }
-    for label, int8, kept in (("dasc", False, KEPT), ("dasc int8", True, KEPT), ("dasc all int8", True, 1.0)):
-        pool = compressed_pool(geometry, count, kept=kept, int8=int8)
+    ours: list[tuple[str, Quantization | None, float]] = [
+        ("dasc", None, KEPT),
+        ("dasc int8", "int8", KEPT),
+        ("dasc int4", "int4", KEPT),
+        ("dasc all int8", "int8", 1.0),
+    ]
+    for label, quantized, kept in ours:
+        pool = compressed_pool(geometry, count, kept=kept, quantized=quantized)
         layout = pool.layout
         read = layout.retained_units * geometry.unit_elements * 4 + layout.conv_slot_bytes
         calls: dict[str, tuple[Callable[[], object], int]] = {

@@ -41,14 +41,14 @@ class _CompressedPool:
         target.temporal.copy_(packed.temporal)
         target.conv.copy_(packed.conv)
         if target.scales is not None:
-            assert packed.scales is not None, "INT8 comes with scales"
+            assert packed.scales is not None, "quantised units come with scales"
             target.scales.copy_(packed.scales)
 
 
 class TensorStorage:
     """The :class:`~dasc.cache.transfers.StateStorage` of real tensors. Slot 0 of each pool is reserved (appendix C.1).
 
-    Every call moves all parts of a state: temporal, convolution and, if INT8, scales. Nothing is cast.
+    Every call moves all parts of a state: temporal, convolution and, if quantised, scales. Nothing is cast.
 
     Attributes:
         native_slots: usable native slots.

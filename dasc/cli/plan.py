@@ -14,6 +14,7 @@ from dasc.units import format_bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from dasc.geometry import Quantization
     from dasc.models import Checkpoint
     from dasc.planner import ModelSummary, RankSummary
 
@@ -31,6 +32,7 @@ STATE_DTYPES = ("float32", "bfloat16", "float16")
 )
 @click.option("--layout", type=click.Choice(["ragged", "padded"]), default="ragged", show_default=True)
 @click.option("--int8", is_flag=True, help="Store the kept units as INT8.")
+@click.option("--int4", is_flag=True, help="Store the kept units as INT4.")
 @click.option(
     "--state-dtype",
     type=click.Choice(STATE_DTYPES),
@@ -70,6 +72,7 @@ def plan(
     budget: int,
     layout: str,
     int8: bool,
+    int4: bool,
     state_dtype: str,
     conv_dtype: str,
     placement: str,
@@ -87,6 +90,8 @@ def plan(
         raise click.UsageError(f"-o writes one plan and needs one --w-max, got {','.join(map(str, w_max))}")
     if mask_seed is not None and output is None:
         raise click.UsageError("--random-mask is of the plan that -o writes; the table is of units chosen by horizon")
+    if int8 and int4:
+        raise click.UsageError("give either --int8 or --int4, not both")
     import torch
 
     from dasc.geometry import DtypePolicy
@@ -94,12 +99,13 @@ def plan(
 
     checkpoint = read_with_progress(model, revision)
     ranks, dropped = _shareable(checkpoint, ranks)
+    quantized: Quantization | None = "int8" if int8 else "int4" if int4 else None
     settings: dict[str, Any] = {
         "gate_input": gate_input,
         "epsilon": epsilon,
         "ranks": ranks,
         "layout": layout,
-        "dtypes": DtypePolicy(getattr(torch, state_dtype), getattr(torch, conv_dtype), int8=int8),
+        "dtypes": DtypePolicy(getattr(torch, state_dtype), getattr(torch, conv_dtype), quantized),
     }
     summary = summarise(checkpoint, w_max, budget_bytes=budget, **settings)
     if output is not None:
@@ -146,7 +152,7 @@ def as_dict(summary: ModelSummary) -> dict[str, Any]:
         "epsilon": summary.epsilon,
         "layout": summary.layout,
         "temporal_dtype": dtype_name(summary.dtypes.temporal),
-        "stored_dtype": dtype_name(summary.dtypes.stored_temporal),
+        "stored_dtype": summary.dtypes.quantized or dtype_name(summary.dtypes.temporal),
         "conv_dtype": dtype_name(summary.dtypes.conv),
         "budget_bytes_per_rank": summary.budget_bytes,
         "dense_bytes": summary.dense_bytes,
@@ -180,9 +186,9 @@ def print_summary(summary: ModelSummary, console: Console) -> None:
         f"{checkpoint.gate.gate} gate, a_s = {summary.gate_input:g}{note}, epsilon = {summary.epsilon:g}; "
         f"a dense checkpoint takes {dense}"
     )
-    table = Table(
-        title=f"Kept by W_max ({summary.layout}{', INT8' if summary.dtypes.int8 else ''})", title_justify="left"
-    )
+    quantized = summary.dtypes.quantized
+    how = f"{summary.layout}, {quantized.upper()}" if quantized else summary.layout
+    table = Table(title=f"Kept by W_max ({how})", title_justify="left")
     headers = ["W_max", "units kept", "share", "layers", "C_temp padded", "C_temp ragged", "C_ckpt", "checkpoint"]
     if geometry.kind == "kda":
         headers.insert(3, "mixed pairs")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "kda"
 DEFAULT_COUNT = {"questions": 48, "made up": 24}
 BUNDLED_W_MAX = 64
-ARM_NAMES = "dense,nr,wr,auto,padded,int8,random,compressed-only,off"
+ARM_NAMES = "dense,nr,wr,auto,padded,int8,int4,random,compressed-only,off"
 
 
 def _arms(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Report = tuple[dict[str, Any], dict[str, bytes], Callable[[Console], None]]
     """Numbers as plain JSON values, figures as files, and what prints the numbers for people."""
 
-ARM_NAMES = "dense,padded,ragged,int8,storage,wr"
+ARM_NAMES = "dense,padded,ragged,int8,int4,storage,wr"
 CLIENTS = {"shared-prefix": 16, "wildchat": 256}
 """Concurrency of the made-up loads, as published."""
 

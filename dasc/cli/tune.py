@@ -47,7 +47,7 @@ def tune(
     w_max: tuple[int, ...] | None,
     **options: Any,
 ) -> None:
-    """Choose W_max, NR or WR and FP32 or INT8 for MODEL, by what they are measured to lose.
+    """Choose W_max, NR or WR and FP32, INT8 or INT4 for MODEL, by what they are measured to lose.
 
     MODEL is the name of a bundled model or a folder. Every way of storing checkpoints answers questions right after a
     hit; its losses are paired with dense checkpoints by example. Chosen is the way that holds most checkpoints in the

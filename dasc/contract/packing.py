@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from dasc.contract.expect import expect_integers, expect_slots, expect_stored
+from dasc.geometry import Quantization
 from dasc.layout import Layout, RaggedLayout
 
-# INT8 storage (eq. 8): values are scale * q with |q| <= QMAX, and no scale is below MIN_ABSMAX / QMAX.
-QMAX = 127
+# Quantised storage (eq. 8): values are scale * q with |q| <= QMAX, and no scale is below MIN_ABSMAX / QMAX.
+QMAX: dict[Quantization, int] = {"int8": 127, "int4": 7}
 MIN_ABSMAX = 1e-8
 
 
@@ -20,9 +21,10 @@ class PackedState(NamedTuple):
 
     Attributes:
         temporal: retained units in ``layout.dtypes.stored_temporal``. Ragged ``[N, slot_units, V, K]`` (GDN) or
-            ``[N, slot_units, V]`` (KDA); padded ``[L, N, R_max, V, K]`` or ``[L, N, R_max, V]``.
+            ``[N, slot_units, V]`` (KDA); padded ``[L, N, R_max, V, K]`` or ``[L, N, R_max, V]``. In INT4 ``V / 2``
+            bytes of two codes (:meth:`~dasc.geometry.StateGeometry.stored_unit_shape`).
         conv: ``[L, N, channels, width - 1]``, as it was.
-        scales: INT8 scales in ``layout.dtypes.temporal``, shaped as ``temporal`` without ``V``; ``None`` unless INT8.
+        scales: in ``layout.dtypes.temporal``, shaped as ``temporal`` without ``V``; ``None`` unless quantised.
     """
 
     temporal: Tensor
@@ -52,12 +54,12 @@ def slots_shape(layout: Layout, N: int, tail: tuple[int, ...]) -> tuple[int, ...
 def zero_slots(layout: Layout, slots: int, device: torch.device | str = "cpu") -> PackedState:
     """A pool of ``slots`` slots of zeros, all parts of them."""
     geometry, dtypes = layout.geometry, layout.dtypes
-    temporal = slots_shape(layout, slots, geometry.unit_shape)
+    temporal = slots_shape(layout, slots, geometry.stored_unit_shape(dtypes))
     scales = slots_shape(layout, slots, geometry.scale_shape)
     return PackedState(
         temporal=torch.zeros(temporal, dtype=dtypes.stored_temporal, device=device),
         conv=torch.zeros(_batched(geometry.conv_shape, slots), dtype=dtypes.conv, device=device),
-        scales=torch.zeros(scales, dtype=dtypes.temporal, device=device) if dtypes.int8 else None,
+        scales=None if dtypes.quantized is None else torch.zeros(scales, dtype=dtypes.temporal, device=device),
     )
 
 
@@ -98,10 +100,11 @@ def check_unpack(packed: PackedState, layout: Layout, base: Tensor | None) -> in
         raise ValueError(f"packed.conv must have 4 axes [L, N, channels, width - 1], got {list(packed.conv.shape)}")
     N = packed.conv.shape[1]
     expect_stored("packed.conv", packed.conv, _batched(geometry.conv_shape, N), dtypes.conv)
-    temporal_shape = slots_shape(layout, N, geometry.unit_shape)
+    temporal_shape = slots_shape(layout, N, geometry.stored_unit_shape(dtypes))
     expect_stored("packed.temporal", packed.temporal, temporal_shape, dtypes.stored_temporal)
-    if (packed.scales is not None) != dtypes.int8:
-        raise ValueError(f"packed.scales must be {'given' if dtypes.int8 else 'None'} when int8 is {dtypes.int8}")
+    if (packed.scales is None) != (dtypes.quantized is None):
+        expected = "None" if dtypes.quantized is None else "given"
+        raise ValueError(f"packed.scales must be {expected} when quantized is {dtypes.quantized}")
     if packed.scales is not None:
         expect_stored("packed.scales", packed.scales, slots_shape(layout, N, geometry.scale_shape), dtypes.temporal)
     if base is not None:

@@ -14,7 +14,7 @@ from dasc.cache.storage import TensorStorage, scratch_bytes, staging_bytes
 from dasc.cache.transfers import ThreadMover
 from dasc.eval.served_model import ServedModel, state_dtypes
 from dasc.eval.simulate import default_native_slots
-from dasc.geometry import DtypePolicy
+from dasc.geometry import DtypePolicy, Quantization
 from dasc.layout import Layout, LayoutKind, rank_layouts
 from dasc.models.hybrid import WindowKV
 from dasc.planner import build_plan
@@ -34,7 +34,7 @@ class Arm:
         compressed: there is a compressed pool; the only one is dense otherwise.
         selected: units are selected by their horizons; all of them are stored otherwise.
         padded: in the padded layout whatever the others have.
-        int8: retained units as INT8.
+        quantized: retained units as INT8 or INT4.
         random: units chosen at random, as many of each layer.
         refresh: replay the window on a compressed hit (WR instead of NR).
         auto: but not on a hit that settles by itself before its answer begins.
@@ -45,7 +45,7 @@ class Arm:
     compressed: bool = True
     selected: bool = True
     padded: bool = False
-    int8: bool = False
+    quantized: Quantization | None = None
     random: bool = False
     refresh: bool = False
     auto: bool = False
@@ -59,7 +59,8 @@ ARMS = {
     "wr": Arm(refresh=True),
     "auto": Arm(refresh=True, auto=True),
     "padded": Arm(padded=True),
-    "int8": Arm(int8=True),
+    "int8": Arm(quantized="int8"),
+    "int4": Arm(quantized="int4"),
     "random": Arm(random=True),
     "compressed-only": Arm(spill=False),
     "off": Arm(compressed=False, cached=False),
@@ -133,7 +134,7 @@ def prepare_arm(name: str, w_max: int, served: ServedModel, serving: Serving, *,
     if name not in ARMS:
         raise ValueError(f"arms must be of {', '.join(ARMS)}, got {name!r}")
     arm, geometry = ARMS[name], served.model.config.geometry
-    dtypes = state_dtypes(served.model, int8=arm.int8)
+    dtypes = state_dtypes(served.model, quantized=arm.quantized)
     dense_bytes = geometry.dense_bytes(dtypes)
     layout, replay_tokens, refresh_below = None, 0, None
     try:
@@ -207,7 +208,7 @@ def _allocate(prepared: PreparedArm, served: ServedModel, serving: Serving) -> E
     storage = TensorStorage(
         model.config.geometry,
         split.native_slots,
-        state_dtypes(model, int8=arm.int8),
+        state_dtypes(model, quantized=arm.quantized),
         layout=prepared.layout,
         compressed_slots=split.compressed_slots,
         codec=served.codec,

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from dasc.cache.storage import StateCodec
-from dasc.geometry import DtypePolicy
+from dasc.geometry import DtypePolicy, Quantization
 from dasc.models import Checkpoint, read_checkpoint
 from dasc.models.hybrid import DeltaRuleOps, HybridModel, load_hybrid
 
@@ -43,9 +43,9 @@ def load_served(folder: Path, ops: ServingOps) -> ServedModel:
     return ServedModel(HybridModel(config, weights, ops), read_checkpoint(folder), ops)
 
 
-def state_dtypes(model: HybridModel, *, int8: bool = False) -> DtypePolicy:
+def state_dtypes(model: HybridModel, *, quantized: Quantization | None = None) -> DtypePolicy:
     """FP32 temporal states, or FP64 in a model of FP64, and convolution rows in the model's own dtype.
 
     Rows rounded to BF16 would make what an FP32 model answers depend on where its forwards end.
     """
-    return DtypePolicy(torch.promote_types(model.dtype, torch.float32), model.dtype, int8=int8)
+    return DtypePolicy(torch.promote_types(model.dtype, torch.float32), model.dtype, quantized)

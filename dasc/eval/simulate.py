@@ -16,7 +16,7 @@ from dasc.accounting import MemorySplit, split_budget
 from dasc.cache.config import CacheConfig
 from dasc.cache.simulation import MODEL_SIZES, CostModel, Load, Serving, Simulation, estimate_cost, simulate
 from dasc.cache.storage import scratch_bytes, staging_bytes
-from dasc.geometry import DtypePolicy, StateGeometry
+from dasc.geometry import DtypePolicy, Quantization, StateGeometry
 from dasc.layout import Layout, LayoutKind, rank_layouts
 from dasc.models import FAMILIES, read_checkpoint
 from dasc.models.synthetic import GEOMETRIES, example_gate, published_kimi_linear
@@ -39,7 +39,7 @@ class SimulatedModel:
         mask: bool ``[L, U]``, true for retained units.
         w_max: cutoff in tokens.
         replay_tokens: what WR replays on a hit (eq. 7, before the cap by the prefix).
-        dtypes: of the state; INT8 is up to the arm.
+        dtypes: of the state; whether units are quantised is up to the arm.
     """
 
     name: str
@@ -66,7 +66,7 @@ def load_model(model: str, w_max: int | None = None) -> SimulatedModel:
         if w_max is not None and w_max != plan.w_max:
             raise ValueError(f"w_max of the plan {model} is {plan.w_max}, got {w_max}: leave it out")
         replay = replay_window(plan.windows, plan.w_max)
-        return SimulatedModel(model, plan.geometry, plan.mask, plan.w_max, replay, replace(plan.dtypes, int8=False))
+        return SimulatedModel(model, plan.geometry, plan.mask, plan.w_max, replay, replace(plan.dtypes, quantized=None))
     if model == "kimi-linear":
         geometry, gate = published_kimi_linear()
     elif model in GEOMETRIES:
@@ -117,13 +117,13 @@ class Arm:
 
     Attributes:
         layout: of the compressed pool; ``None`` for no such pool.
-        int8: store retained units as INT8.
+        quantized: store retained units as INT8 or INT4.
         mode: placement of what ranks store.
         refresh: replay the window on a compressed hit (WR instead of NR).
     """
 
     layout: LayoutKind | None
-    int8: bool = False
+    quantized: Quantization | None = None
     mode: PlacementMode = "off"
     refresh: bool = False
 
@@ -132,7 +132,8 @@ ARMS = {
     "dense": Arm(None),
     "padded": Arm("padded"),
     "ragged": Arm("ragged"),
-    "int8": Arm("ragged", int8=True),
+    "int8": Arm("ragged", quantized="int8"),
+    "int4": Arm("ragged", quantized="int4"),
     "storage": Arm("ragged", mode="storage"),
     "wr": Arm("ragged", refresh=True),
 }
@@ -173,7 +174,7 @@ def fullest_layout(model: SimulatedModel, arm: Arm, ranks: int) -> Layout | None
     if arm.layout is None:
         return None
     placement = place(model.geometry, model.mask, ranks, arm.mode)
-    dtypes = replace(model.dtypes, int8=arm.int8)
+    dtypes = replace(model.dtypes, quantized=arm.quantized)
     layouts = rank_layouts(model.geometry, model.mask, ranks, kind=arm.layout, placement=placement, dtypes=dtypes)
     return max(layouts, key=lambda layout: layout.slot_bytes)
 

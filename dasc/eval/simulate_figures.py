@@ -12,6 +12,7 @@ _STYLES = {
     "padded": (ORANGE, "v", "-"),
     "ragged": (BLUE, "o", "-"),
     "int8": ("#2a9d8f", "D", "-"),
+    "int4": ("#7a4b2a", "X", "-"),
     "storage": ("#8d6cab", "P", "-"),
     "wr": ("#d9a441", "^", "--"),  # it hits what ragged hits
 }

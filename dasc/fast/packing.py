@@ -12,7 +12,7 @@ from dasc.layout import Layout
 
 
 def pack(state: Tensor, conv: Tensor, layout: Layout, *, impl: Impl = "auto") -> PackedState:
-    """Store: copy the retained units out of ``N`` dense states, exactly or as INT8 (eq. 8, appendix B).
+    """Store: copy the retained units out of ``N`` dense states, exactly or quantised (eq. 8, appendix B).
 
     Omitted units are not read. The convolution rows are copied whole.
 
@@ -23,8 +23,8 @@ def pack(state: Tensor, conv: Tensor, layout: Layout, *, impl: Impl = "auto") ->
         impl: as in :func:`chunk_gdn`.
 
     Raises:
-        ValueError: as :func:`dasc.contract.check_pack`, for retained units that INT8 cannot store (NaN or infinity), or
-            for an ``impl`` that cannot run.
+        ValueError: as :func:`dasc.contract.check_pack`, for NaN or infinity in retained units that are to be quantised,
+            or for an ``impl`` that cannot run.
     """
     return implementation(impl, state).pack(state, conv, layout)
 
@@ -56,7 +56,7 @@ def pack_slots(
 ) -> None:
     """Store from pool to pool: :func:`pack` of the states in ``native_slots`` into ``store_slots``, in place.
 
-    Padding inside a written slot becomes zero. Values are not checked: in INT8, what shares a scale with NaN or
+    Padding inside a written slot becomes zero. Values are not checked: quantised, what shares a scale with NaN or
     infinity is stored so that it loads as NaN.
 
     Args:

@@ -1,7 +1,7 @@
 """Units of a checkpoint stored with 32, 16, 8, 4 or 0 bits an element: values, and the bytes that they take.
 
 Not in the paper, which keeps a unit or drops it. 32 is the unit as it is, 16 is IEEE half precision, 8 is eq. 8, 4 is
-eq. 8 with codes from -7 to 7, two in a byte, and 0 is a dropped unit.
+eq. 8 with codes from -7 to 7, two in a byte, and 0 is a dropped unit. Unlike the INT4 of layouts, 4 is for any ``V``.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dasc.contract import QMAX
 from dasc.geometry import StateGeometry
+from dasc.reference.int4 import pack_nibbles, unpack_nibbles
 from dasc.reference.int8 import dequantize, quantize
 from dasc.reference.packing import from_units, to_units, value_axis
 
 BITS = (0, 4, 8, 16, 32)
 """Widths of a unit, ascending."""
-
-QMAX_4 = 7
-"""Largest code of four bits; -8 is not used, so that signs are symmetric as in eq. 8."""
 
 HALF = torch.float16
 """Of 16 bits. Its error is an eighth of bfloat16's; what is beyond its largest number is refused."""
@@ -32,7 +31,7 @@ class PackedBits(NamedTuple):
         exact: ``[N, units of 32 bits, *unit_shape]`` in the dtype of the state.
         half: ``[N, units of 16 bits, *unit_shape]`` float16.
         int8: ``[N, units of 8 bits, *unit_shape]`` int8.
-        int4: ``[N, units of 4 bits, ceil(unit_elements / 2)]`` uint8, the first of two codes in the low half.
+        int4: ``[N, units of 4 bits, ceil(unit_elements / 2)]`` uint8, a unit's first half in the low halves of bytes.
         scales: ``[N, units of 8 and then of 4 bits, *scale_shape]`` in the dtype of the state.
     """
 
@@ -123,7 +122,7 @@ def pack_bits(state: Tensor, bits: Tensor, geometry: StateGeometry) -> PackedBit
         raise ValueError(f"units of 16 bits must be finite and at most {torch.finfo(HALF).max:.0f}")
     axis = value_axis(geometry)
     int8 = quantize(of_width[8], axis)
-    int4 = quantize(of_width[4], axis, qmax=QMAX_4)
+    int4 = quantize(of_width[4], axis, qmax=QMAX["int4"])
     return PackedBits(
         of_width[32], half, int8.q, _pack_pairs(int4.q.flatten(2)), torch.cat([int8.scales, int4.scales], 1)
     )
@@ -165,13 +164,9 @@ def unpack_bits(packed: PackedBits, bits: Tensor, geometry: StateGeometry) -> Te
 
 def _pack_pairs(codes: Tensor) -> Tensor:
     """``[..., n]`` int8 within -8 and 7 to ``[..., ceil(n / 2)]`` uint8; a missing last code is 0."""
-    if codes.shape[-1] % 2:
-        codes = torch.nn.functional.pad(codes, (0, 1))
-    nibbles = codes.to(torch.uint8) & 15
-    return nibbles[..., ::2] | (nibbles[..., 1::2] << 4)
+    return pack_nibbles(torch.nn.functional.pad(codes, (0, codes.shape[-1] % 2)), -1)
 
 
 def _unpack_pairs(packed: Tensor, n: int) -> Tensor:
     """The inverse of :func:`_pack_pairs`, int8."""
-    codes = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2)[..., :n].to(torch.int8)
-    return torch.where(codes > 7, codes - 16, codes)
+    return unpack_nibbles(packed, -1)[..., :n]

@@ -1,4 +1,4 @@
-"""Symmetric INT8 storage of the temporal state (eq. 8, appendix E.1)."""
+"""Symmetric integer codes of the temporal state (eq. 8, appendix E.1)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ class Quantized(NamedTuple):
     scales: Tensor
 
 
-def quantize(values: Tensor, v_dim: int, *, broken: Literal["raise", "nan"] = "raise", qmax: int = QMAX) -> Quantized:
+def quantize(
+    values: Tensor, v_dim: int, *, broken: Literal["raise", "nan"] = "raise", qmax: int = QMAX["int8"]
+) -> Quantized:
     """Quantise with one scale for each ``(layer, head, k)``, shared over ``V`` (eq. 8).
 
     ``s = max(max_v |S|, 1e-8) / 127`` and ``q = clip(round(S / s), -127, 127)`` in FP32, halves rounded to even. The
@@ -34,7 +36,7 @@ def quantize(values: Tensor, v_dim: int, *, broken: Literal["raise", "nan"] = "r
         v_dim: its ``V`` axis: ``-2`` for ``[..., V, K]``, ``-1`` for packed KDA channels ``[..., V]``.
         broken: what becomes of values that share a scale with NaN or infinity: an error, or ``q = 0`` and a scale of
             NaN, so that they load as NaN.
-        qmax: the largest code, in place of 127; 7 for codes of four bits.
+        qmax: the largest code, in place of 127; 7 in INT4 (:mod:`dasc.reference.int4`).
 
     Raises:
         ValueError: for values of another dtype, or NaN or infinity unless ``broken`` is ``"nan"``: no scale stores
@@ -45,7 +47,7 @@ def quantize(values: Tensor, v_dim: int, *, broken: Literal["raise", "nan"] = "r
     state = values.float()
     finite = torch.isfinite(state).all(dim=v_dim, keepdim=True)
     if broken == "raise" and not finite.all():
-        raise ValueError("values must be finite in float32 to be stored as INT8, got NaN or infinity")
+        raise ValueError("values must be finite in float32 to be quantised, got NaN or infinity")
     absmax = state.abs().amax(dim=v_dim, keepdim=True)
     scales = torch.where(finite, absmax.clamp(min=MIN_ABSMAX) / qmax, torch.nan)
     q = torch.where(finite, torch.round(state / scales).clamp(-qmax, qmax), 0)

@@ -11,9 +11,19 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from dasc.contract import DenseState, PackedState, check_pack, check_slots, check_unpack, one_slot, slots_shape
+from dasc.contract import (
+    QMAX,
+    DenseState,
+    PackedState,
+    check_pack,
+    check_slots,
+    check_unpack,
+    one_slot,
+    slots_shape,
+)
 from dasc.geometry import StateGeometry
 from dasc.layout import Layout, RaggedLayout
+from dasc.reference.int4 import pack_nibbles, unpack_nibbles
 from dasc.reference.int8 import dequantize, quantize
 
 
@@ -56,7 +66,7 @@ def _from_slots(slots: Tensor, layout: Layout) -> Tensor:
 
 
 def pack(state: Tensor, conv: Tensor, layout: Layout) -> PackedState:
-    """Store: copy the retained units out of ``N`` dense states, exactly or as INT8 (eq. 8).
+    """Store: copy the retained units out of ``N`` dense states, exactly or quantised (eq. 8).
 
     Omitted units are not read. The convolution rows are copied whole.
 
@@ -66,8 +76,8 @@ def pack(state: Tensor, conv: Tensor, layout: Layout) -> PackedState:
         layout: of that rank; its slot must have room for every unit that it retains.
 
     Raises:
-        ValueError: for other shapes or dtypes (nothing is cast), a slot too narrow, or retained units that INT8 cannot
-            store.
+        ValueError: for other shapes or dtypes (nothing is cast), a slot too narrow, or NaN or infinity in
+            retained units that are to be quantised.
     """
     check_pack(state, conv, layout)
     return _pack(state, conv, layout, broken="raise")
@@ -75,9 +85,12 @@ def pack(state: Tensor, conv: Tensor, layout: Layout) -> PackedState:
 
 def _pack(state: Tensor, conv: Tensor, layout: Layout, broken: Literal["raise", "nan"]) -> PackedState:
     retained = to_units(state, layout.geometry)[:, layout.unit_index]
-    if not layout.dtypes.int8:
+    quantized, v_dim = layout.dtypes.quantized, value_axis(layout.geometry)
+    if quantized is None:
         return PackedState(_to_slots(retained, layout), conv.clone(), None)
-    q, scales = quantize(retained, value_axis(layout.geometry), broken=broken)
+    q, scales = quantize(retained, v_dim, broken=broken, qmax=QMAX[quantized])
+    if quantized == "int4":
+        q = pack_nibbles(q, v_dim)
     return PackedState(_to_slots(q, layout), conv.clone(), _to_slots(scales, layout))
 
 
@@ -94,10 +107,12 @@ def unpack(packed: PackedState, layout: Layout, base: Tensor | None = None) -> D
         ValueError: for shapes or dtypes other than the layout's, or missing or unexpected scales.
     """
     N = check_unpack(packed, layout, base)
-    geometry = layout.geometry
+    geometry, v_dim = layout.geometry, value_axis(layout.geometry)
     retained = _from_slots(packed.temporal, layout)
+    if layout.dtypes.quantized == "int4":
+        retained = unpack_nibbles(retained, v_dim)
     if packed.scales is not None:
-        retained = dequantize(retained, _from_slots(packed.scales, layout), value_axis(geometry))
+        retained = dequantize(retained, _from_slots(packed.scales, layout), v_dim)
     if base is None:
         L, *state_shape = geometry.state_shape
         base = retained.new_zeros(L, N, *state_shape)
@@ -111,7 +126,7 @@ def pack_slots(
 ) -> None:
     """Store from pool to pool: :func:`pack` of the states in ``native_slots`` into ``store_slots``, in place.
 
-    Padding inside a written slot becomes zero. Values are not checked: in INT8, what shares a scale with NaN or
+    Padding inside a written slot becomes zero. Values are not checked: quantised, what shares a scale with NaN or
     infinity is stored so that it loads as NaN.
 
     Args:

@@ -43,7 +43,7 @@ class Config:
     """The settings of one server, checked against each other.
 
     What is ``None`` was not set: a plan from a file keeps its own, a plan made at start has W_max 16, the ragged
-    layout, no INT8 and placement ``off``.
+    layout, units that are not quantised and placement ``off``.
 
     Attributes:
         plan: path of a plan, or ``"auto"`` for one made from the served model's weights.
@@ -52,6 +52,7 @@ class Config:
         placement: of units over tensor-parallel ranks.
         layout: of a slot.
         int8: store units as INT8.
+        int4: store units as INT4.
         mode: ``compressed-only`` caches compressed checkpoints alone, ``two-tier`` dense ones too.
         pool: of compressed checkpoints, on each rank.
         spill: two-tier: keep dense checkpoints when the compressed pool is full.
@@ -66,6 +67,7 @@ class Config:
     placement: Literal["off", "storage", "hybrid"] | None = None
     layout: Literal["ragged", "padded"] | None = None
     int8: bool | None = None
+    int4: bool | None = None
     mode: Literal["two-tier", "compressed-only"] = "compressed-only"
     pool: PoolSize = PoolSize()
     spill: bool = True
@@ -151,6 +153,8 @@ def _as_text(source: str, value: Any) -> str:
 def _check(config: Config, settings: Mapping[str, Any]) -> None:
     if config.layout == "padded" and config.placement in ("storage", "hybrid"):
         raise ValueError(f"DASC_PLACEMENT={config.placement} needs DASC_LAYOUT=ragged, got padded")
+    if config.int8 and config.int4:
+        raise ValueError("DASC_INT8 and DASC_INT4 exclude each other, got on for both")
     for name in _TWO_TIER_ONLY:
         if name in settings and config.mode != "two-tier":
             raise ValueError(f"{_PREFIX}{name.upper()} needs DASC_MODE=two-tier, got {config.mode}")
@@ -215,6 +219,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "placement": _one_of("off", "storage", "hybrid"),
     "layout": _one_of("ragged", "padded"),
     "int8": _flag,
+    "int4": _flag,
     "mode": _one_of("two-tier", "compressed-only"),
     "pool": _pool,
     "spill": _flag,

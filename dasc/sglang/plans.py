@@ -10,7 +10,7 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 from torch import Tensor
 
-from dasc.geometry import DtypePolicy
+from dasc.geometry import DtypePolicy, Quantization
 from dasc.models import Checkpoint, CheckpointError, read_checkpoint
 from dasc.plan import PlanError, SelectionPlan
 from dasc.planner import build_plan
@@ -26,7 +26,7 @@ def load_plan(config: Config, model: str, revision: str | None, ranks: int, dtyp
         model: folder or Hub id; only its configuration and decay parameters are read.
         revision: of a Hub id. With ``HF_HUB_OFFLINE`` the copy in the Hub's local cache is read.
         ranks: tensor-parallel degree, which the plan must have a placement for.
-        dtypes: of the served state; ``int8`` is the configuration's.
+        dtypes: of the served state; how units are quantised is the configuration's.
 
     Raises:
         CheckpointError: for a model that cannot be read.
@@ -35,13 +35,14 @@ def load_plan(config: Config, model: str, revision: str | None, ranks: int, dtyp
     """
     checkpoint = _read(model, revision)
     if config.plan == AUTO:
+        quantized: Quantization | None = "int8" if config.int8 else "int4" if config.int4 else None
         return build_plan(
             checkpoint,
             DEFAULT_W_MAX if config.w_max is None else config.w_max,
             ranks=(ranks,),
             mode=config.placement or "off",
             layout=config.layout or "ragged",
-            dtypes=DtypePolicy(dtypes.temporal, dtypes.conv, int8=bool(config.int8)),
+            dtypes=DtypePolicy(dtypes.temporal, dtypes.conv, quantized),
         )
     plan = SelectionPlan.load(config.plan)
     plan.check_geometry(checkpoint.geometry)
@@ -83,7 +84,8 @@ def _check_settings(config: Config, plan: SelectionPlan, ranks: int) -> None:
     pairs = [
         ("DASC_W_MAX", config.w_max, plan.w_max),
         ("DASC_LAYOUT", config.layout, plan.layout),
-        ("DASC_INT8", config.int8, plan.dtypes.int8),
+        ("DASC_INT8", config.int8, plan.dtypes.quantized == "int8"),
+        ("DASC_INT4", config.int4, plan.dtypes.quantized == "int4"),
         ("DASC_PLACEMENT", config.placement, placement_mode(plan, ranks)),
     ]
     wrong = [f"{name} is {asked}, the plan has {planned}" for name, asked, planned in pairs

@@ -275,10 +275,11 @@ class Serving:
 
     def _announcement(self, plan: SelectionPlan, ranks: int) -> str:
         kept = int(plan.mask.sum())
+        stored = f"{plan.layout}, {plan.dtypes.quantized.upper()}" if plan.dtypes.quantized else plan.layout
         moved = plan.placements[ranks].moved_units if ranks in plan.placements else 0
         return (
-            f"dasc: {self.config.mode}, {self.config.load_policy}, W_max {plan.w_max}, {plan.layout}"
-            f"{', INT8' if plan.dtypes.int8 else ''}, placement {placement_mode(plan, ranks)}: "
+            f"dasc: {self.config.mode}, {self.config.load_policy}, W_max {plan.w_max}, {stored}, "
+            f"placement {placement_mode(plan, ranks)}: "
             f"{kept:,} of {plan.geometry.num_units:,} units kept, {moved:,} of them on another rank"
         )
 

@@ -10,7 +10,7 @@ import dasc.reference
 from dasc.cache import AtJunctions, AtPromptEnd, CacheConfig, CheckpointPolicy, check
 from dasc.cache.engine import Answer, Engine, Request
 from dasc.cache.storage import TensorStorage
-from dasc.geometry import DtypePolicy
+from dasc.geometry import DtypePolicy, Quantization
 from dasc.layout import LayoutKind, rank_layouts
 from dasc.models.hybrid import Batch, HybridModel, SequenceInput
 from tests.models.hybrid_runs import VOCAB, tiny_model
@@ -36,7 +36,7 @@ def build(
     compressed: int = 0,
     mask: Tensor | None = None,
     layout: LayoutKind = "ragged",
-    int8: bool = False,
+    quantized: Quantization | None = None,
     window: int = 0,
     refresh_below: int | None = None,
     kv_pages: int = 400,
@@ -50,7 +50,7 @@ def build(
     **options,
 ) -> Engine:
     """An engine that keeps all units unless it is given a mask."""
-    geometry, dtypes = model.config.geometry, DtypePolicy(model.dtype, model.dtype, int8=int8)
+    geometry, dtypes = model.config.geometry, DtypePolicy(model.dtype, model.dtype, quantized)
     mask = full_mask(model) if mask is None else mask
     [rank_layout] = rank_layouts(geometry, mask, kind=layout, dtypes=dtypes)
     config = CacheConfig(

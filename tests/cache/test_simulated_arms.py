@@ -45,6 +45,7 @@ def test_slots_are_those_of_the_fullest_rank(kimi):
     assert slot_bytes(kimi, ARMS["padded"], 2) == 20 * 1268 * 128 * 4 + conv
     assert slot_bytes(kimi, ARMS["storage"], 2) == 14_695 * 128 * 4 + conv
     assert slot_bytes(kimi, ARMS["int8"], 2) == 14_787 * (128 + 4) + conv
+    assert slot_bytes(kimi, ARMS["int4"], 2) == 14_787 * (64 + 4) + conv
     assert slot_bytes(kimi, ARMS["wr"], 2) == slot_bytes(kimi, ARMS["ragged"], 2)
     assert fullest_layout(kimi, ARMS["dense"], 2) is None
 
@@ -117,9 +118,9 @@ def test_compressed_arms_hold_more_and_hit_more_in_the_same_memory(kimi):
     by_arm = {r.arm: r for r in results}
     assert list(by_arm) == list(ARMS)
     assert by_arm["dense"].native_slots == 96
-    slots = [by_arm[arm].compressed_slots for arm in ("padded", "ragged", "storage", "int8")]
+    slots = [by_arm[arm].compressed_slots for arm in ("padded", "ragged", "storage", "int8", "int4")]
     assert slots == sorted(slots)
-    hits = [by_arm[arm].token_hit_rate for arm in ("dense", "padded", "ragged", "int8")]
+    hits = [by_arm[arm].token_hit_rate for arm in ("dense", "padded", "ragged", "int8", "int4")]
     assert hits == sorted(hits)
     assert hits[-1] > hits[0] + 0.2
     assert by_arm["ragged"].ttft_mean_s < by_arm["dense"].ttft_mean_s

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import dasc.reference
 from dasc.accounting import split_budget
 from dasc.cache.storage import TensorStorage, scratch_bytes, staging_bytes
-from dasc.geometry import DtypePolicy, StateGeometry
+from dasc.geometry import DtypePolicy, Quantization, StateGeometry
 from dasc.layout import rank_layouts
 
 NAN = float("nan")
@@ -16,7 +16,7 @@ NAN = float("nan")
 
 def geometry_of(kind: str) -> StateGeometry:
     """``d_k != d_v`` and two value heads a key head, where the kind allows it (fault 25)."""
-    return StateGeometry("test", kind, 3, (0, 2), 4, 2 if kind == "gdn" else 4, head_v_dim=3, head_k_dim=5)
+    return StateGeometry("test", kind, 3, (0, 2), 4, 2 if kind == "gdn" else 4, head_v_dim=4, head_k_dim=5)
 
 
 def storage_of(
@@ -24,7 +24,7 @@ def storage_of(
     share: float = 0.5,
     *,
     layout: str = "ragged",
-    int8: bool = False,
+    quantized: Quantization | None = None,
     native: int = 4,
     compressed: int = 3,
     temporal: torch.dtype = torch.float32,
@@ -32,7 +32,7 @@ def storage_of(
     seed: int = 0,
 ) -> TensorStorage:
     """Every byte of it NaN, as far as there are NaNs."""
-    geometry, dtypes = geometry_of(kind), DtypePolicy(temporal, conv, int8)
+    geometry, dtypes = geometry_of(kind), DtypePolicy(temporal, conv, quantized)
     generator = torch.Generator().manual_seed(seed)
     mask = torch.rand(geometry.num_layers, geometry.units_per_layer, generator=generator) < share
     [rank_layout] = rank_layouts(geometry, mask, kind=layout, dtypes=dtypes)
@@ -65,7 +65,7 @@ CASES = {
     "kind": st.sampled_from(["gdn", "kda"]),
     "layout": st.sampled_from(["ragged", "padded"]),
     "share": st.sampled_from([0.0, 0.3, 0.7, 1.0]),
-    "int8": st.booleans(),
+    "quantized": st.sampled_from([None, "int8", "int4"]),
     "seed": st.integers(0, 99),
 }
 
@@ -73,10 +73,10 @@ CASES = {
 @settings(max_examples=40)
 @given(**CASES)
 def test_all_parts_of_a_checkpoint_come_back_and_omitted_units_are_zero(
-    kind: str, layout: str, share: float, int8: bool, seed: int
+    kind: str, layout: str, share: float, quantized: Quantization | None, seed: int
 ):
     """Fault 13: store, free, reallocate, load; the slot loaded into was full of something else."""
-    storage = storage_of(kind, share, layout=layout, int8=int8, seed=seed)
+    storage = storage_of(kind, share, layout=layout, quantized=quantized, seed=seed)
     temporal, conv = fill(storage, 2, seed)
     storage.pack(2, 3)
     fill(storage, 2, seed + 1)  # the source is somebody else's now
@@ -84,8 +84,9 @@ def test_all_parts_of_a_checkpoint_come_back_and_omitted_units_are_zero(
     storage.pack(1, 1)
     storage.load(3, 2, position=8)
     expected = temporal * kept(storage)
-    if int8:
-        tolerance = expected.abs().amax(dim=2, keepdim=True) / 254 * 1.001  # half a step of each scale
+    if quantized:
+        step = expected.abs().amax(dim=2, keepdim=True) / {"int8": 127, "int4": 7}[quantized]
+        tolerance = step / 2 * 1.001
         assert ((storage.temporal[:, 2] - expected).abs() <= tolerance).all()
     else:
         assert torch.equal(storage.temporal[:, 2], expected)
@@ -94,8 +95,10 @@ def test_all_parts_of_a_checkpoint_come_back_and_omitted_units_are_zero(
 
 @settings(max_examples=40)
 @given(**CASES)
-def test_slots_not_named_stay_bit_for_bit(kind: str, layout: str, share: float, int8: bool, seed: int):
-    storage = storage_of(kind, share, layout=layout, int8=int8, seed=seed)
+def test_slots_not_named_stay_bit_for_bit(
+    kind: str, layout: str, share: float, quantized: Quantization | None, seed: int
+):
+    storage = storage_of(kind, share, layout=layout, quantized=quantized, seed=seed)
     fill(storage, 1)
     storage.pack(1, 2)
     storage.load(2, 3, position=8)
@@ -135,9 +138,9 @@ def test_a_cleared_slot_is_zero():
 @settings(max_examples=40)
 @given(**CASES, conv=st.sampled_from([torch.bfloat16, torch.float32]))
 def test_bytes_are_those_of_the_accounting(
-    kind: str, layout: str, share: float, int8: bool, seed: int, conv: torch.dtype
+    kind: str, layout: str, share: float, quantized: Quantization | None, seed: int, conv: torch.dtype
 ):
-    storage = storage_of(kind, share, layout=layout, int8=int8, seed=seed, conv=conv)
+    storage = storage_of(kind, share, layout=layout, quantized=quantized, seed=seed, conv=conv)
     dense, slot = geometry_of(kind).dense_bytes(storage.layout.dtypes), storage.layout.slot_bytes
     assert (storage.native_slot_bytes, storage.compressed_slot_bytes) == (dense, slot)
     assert (storage.native_bytes, storage.compressed_bytes) == (5 * dense, 4 * slot)
@@ -151,7 +154,7 @@ def test_bytes_are_those_of_the_accounting(
 
 
 def test_scratch_is_one_layer_of_each_refreshed_sequence():
-    assert scratch_bytes(geometry_of("kda"), DtypePolicy(), 7) == 7 * 4 * 3 * 5 * 4
+    assert scratch_bytes(geometry_of("kda"), DtypePolicy(), 7) == 7 * 4 * 4 * 5 * 4
 
 
 def test_a_dense_storage_has_no_compressed_bytes():
@@ -171,6 +174,6 @@ def test_storages_that_cannot_be_are_refused():
         TensorStorage(geometry, 1, dtypes, compressed_slots=-1)
     with pytest.raises(ValueError, match="2 compressed slots need a layout and a codec"):
         TensorStorage(geometry, 1, dtypes, compressed_slots=2, layout=layout)
-    for other in ((geometry_of("gdn"), dtypes), (geometry, DtypePolicy(int8=True))):
+    for other in ((geometry_of("gdn"), dtypes), (geometry, DtypePolicy(quantized="int8"))):
         with pytest.raises(ValueError, match="layout must be for"):
             TensorStorage(other[0], 1, other[1], layout=layout)

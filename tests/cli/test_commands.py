@@ -70,6 +70,18 @@ def test_plan_int8_reproduces_the_published_ratio(kimi: Path):
     assert round(plan_json(kimi, "--w-max", "16", "--tp", "1", "--int8")["windows"][0]["c_ckpt"], 2) == 8.11
 
 
+def test_plan_int4_is_stored_shown_and_excludes_int8(kimi: Path, tmp_path: Path):
+    path = tmp_path / "a.plan"
+    report = plan_json(kimi, "--w-max", "16", "--tp", "1", "--int4", "-o", path)
+    assert report["stored_dtype"] == "int4"
+    assert report["windows"][0]["checkpoint_bytes"] == 29_389 * (64 + 4) + 1_474_560
+    assert "Kept by W_max (ragged, INT4)" in run("plan", kimi, "--w-max", "16", "--tp", "1", "--int4").output
+    shown = json.loads(run("show", path, "--json").output)
+    assert (shown["temporal_dtype"], shown["stored_dtype"]) == ("float32", "int4")
+    result = run("plan", kimi, "--int8", "--int4")
+    assert (result.exit_code, "either --int8 or --int4, not both" in result.stderr) == (2, True)
+
+
 def test_plan_prints_every_row_of_the_table(kimi: Path):
     result = run("plan", kimi, "--tp", "1,2")
     assert result.exit_code == 0, result.output

@@ -70,7 +70,9 @@ def test_a_run_leaves_every_figure_and_setting_and_goes_on_from_there(model: Pat
         *(f"random 16 {seed}" for seed in (1234, 2027, 3407, 4519, 5683)),
         "padded 16",
         "int8 16",
+        "int4 16",
         "int8-all",
+        "int4-all",
     ]
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["accuracy.png", "accuracy.svg", "quality.json", "ttft.png", "ttft.svg", "units.jsonl"]

@@ -59,7 +59,7 @@ def trace(tmp_path: Path) -> Path:
 def test_every_arm_is_reported_under_the_same_memory():
     report = run_json(*SMALL)
     arms = [r["arm"] for r in report["results"]]
-    assert arms == ["dense", "padded", "ragged", "int8", "storage", "wr"]
+    assert arms == ["dense", "padded", "ragged", "int8", "int4", "storage", "wr"]
     assert {r["memory_bytes"] for r in report["results"]} == {2 << 30}
     assert (report["model"], report["w_max"], report["ranks"], report["load"]) == (
         "kimi-linear",
@@ -127,10 +127,10 @@ def test_a_trace_comes_at_its_own_times_or_as_fast_as_clients_ask(trace: Path):
 
 def test_a_sweep_reports_each_memory_and_draws_it(trace: Path, tmp_path: Path):
     folder = tmp_path / "out" / "sweep"
-    report = run_json(trace, "--sweep", "1GiB,512MiB,1GiB", "--arms", "dense,wr", "-o", folder)
+    report = run_json(trace, "--sweep", "1GiB,512MiB,1GiB", "--arms", "dense,int4,wr", "-o", folder)
     assert [(r["memory_bytes"] >> 20, r["arm"]) for r in report["results"]] == [
-        (512, "dense"), (512, "wr"), (1024, "dense"), (1024, "wr"),
-    ]  # fmt: skip
+        (memory, arm) for memory in (512, 1024) for arm in ("dense", "int4", "wr")
+    ]
     assert json.loads((folder / "simulate.json").read_text()) == report
     assert (folder / "sweep.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (folder / "sweep.svg").read_text()

@@ -23,10 +23,10 @@ def test_tune_chooses_explains_and_keeps_what_it_measured(model: str, tmp_path: 
     arguments = ("tune", model, *SMALL, "--w-max", "4,16", "--memory", "100KiB", "-o", tmp_path)
     result = run(*arguments, "--quality-budget", "1")
     assert result.exit_code == 0, (result.output, result.exception)
-    for expected in ("NR 16 INT8", "chosen", "fit in 100.00 KiB, where", "the budget is 100.00 points"):
+    for expected in ("NR 16 INT4", "chosen", "fit in 100.00 KiB, where", "the budget is 100.00 points"):
         assert expected in " ".join(result.stdout.split())
     summary = json.loads((tmp_path / "tune.json").read_text())
-    assert summary["chosen"] == "NR 16 INT8"
+    assert summary["chosen"] == "NR 16 INT4"
     assert (summary["budget"], summary["memory_bytes"], summary["measure"]) == (1, 100 * 1024, "accuracy")
     assert summary["settings"]["w_max"] == [4, 16]
     assert len(summary["settings"]["model_sha256"]) == 64

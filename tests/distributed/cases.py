@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dasc.contract import DenseState, PackedState
-from dasc.geometry import DtypePolicy, StateGeometry
+from dasc.geometry import DtypePolicy, Quantization, StateGeometry
 from dasc.layout import RaggedLayout
 from dasc.placement import PlacementMode
 from dasc.plan import SelectionPlan
@@ -19,7 +19,7 @@ from tests.masks import KIMI_LINEAR, kimi_linear_mask
 FINGERPRINT = "sha256:" + "0" * 64
 # The published geometries, with small heads; only Kimi-Linear's K must stay, for its retained counts.
 KDA = dataclasses.replace(KIMI_LINEAR, head_v_dim=2)
-GDN = StateGeometry("qwen3_next", "gdn", 48, tuple(b for b in range(48) if b % 4 != 3), 32, 16, 3, 5)
+GDN = StateGeometry("qwen3_next", "gdn", 48, tuple(b for b in range(48) if b % 4 != 3), 32, 16, 4, 5)
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Case:
     """
 
     kind: Literal["gdn", "kda"]
-    int8: bool = False
+    quantized: Quantization | None = None
     mode: PlacementMode = "storage"
     mask: Literal["real", "even", "lumps"] = "real"
     strided: bool = False
@@ -73,7 +73,7 @@ def plan_of(case: Case, world: int) -> SelectionPlan:
         windows=torch.where(mask, 0, 16),
         fingerprint=FINGERPRINT,
         placements={world: place(geometry, mask, world, case.mode)},
-        dtypes=DtypePolicy(temporal=case.temporal, int8=case.int8),
+        dtypes=DtypePolicy(temporal=case.temporal, quantized=case.quantized),
     )
 
 
@@ -109,15 +109,15 @@ def poisoned_slots(case: Case, layout: RaggedLayout, slots: int) -> PackedState:
     scale_shape = (geometry.head_k_dim,) if geometry.kind == "gdn" else ()
 
     def filled(dtype: torch.dtype, *shape: int) -> Tensor:
-        poison = torch.nan if dtype.is_floating_point else -128
+        poison = torch.nan if dtype.is_floating_point else 99
         if case.strided:
             return torch.full((shape[1], shape[0], *shape[2:], 2), poison, dtype=dtype)[..., 1].transpose(0, 1)
         return torch.full(shape, poison, dtype=dtype)
 
     return PackedState(
-        filled(dtypes.stored_temporal, slots, layout.slot_units, *geometry.unit_shape),
+        filled(dtypes.stored_temporal, slots, layout.slot_units, *geometry.stored_unit_shape(dtypes)),
         filled(dtypes.conv, L, slots, channels, rows),
-        filled(dtypes.temporal, slots, layout.slot_units, *scale_shape) if dtypes.int8 else None,
+        filled(dtypes.temporal, slots, layout.slot_units, *scale_shape) if dtypes.quantized else None,
     )
 
 
@@ -145,7 +145,7 @@ def stored_oracle(
     return PackedState(
         assembled([own.temporal for own in packed]),
         packed[rank].conv,
-        assembled([own.scales for own in packed]) if plan.dtypes.int8 else None,
+        assembled([own.scales for own in packed]) if plan.dtypes.quantized else None,
     )
 
 

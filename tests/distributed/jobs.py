@@ -105,7 +105,7 @@ def altered(plan: SelectionPlan, world: int, what: str) -> SelectionPlan:
     if what == "w_max":
         return dataclasses.replace(plan, w_max=64)
     if what == "int8":
-        return dataclasses.replace(plan, dtypes=dataclasses.replace(plan.dtypes, int8=True))
+        return dataclasses.replace(plan, dtypes=dataclasses.replace(plan.dtypes, quantized="int8"))
     if what == "weights":
         return dataclasses.replace(plan, fingerprint="sha256:" + "1" * 64)
     if what == "no placement":

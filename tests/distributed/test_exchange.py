@@ -14,12 +14,12 @@ from tests.distributed.cases import Case, plan_of
 
 CASES = [
     Case("kda"),
-    Case("kda", int8=True, broken=True, omitted="leave"),
+    Case("kda", "int8", broken=True, omitted="leave"),
     Case("kda", strided=True, broken=True, omitted="leave"),
-    Case("kda", mode="hybrid", mask="lumps", int8=True, strided=True),
+    Case("kda", "int4", mode="hybrid", mask="lumps", strided=True),
     Case("gdn", omitted="leave"),
-    Case("gdn", int8=True, broken=True),
-    Case("gdn", int8=True, strided=True, temporal=torch.bfloat16),
+    Case("gdn", "int4", broken=True),
+    Case("gdn", "int8", strided=True, temporal=torch.bfloat16),
     Case("gdn", mode="hybrid", mask="lumps", strided=True, omitted="leave"),
 ]
 # Published at TP 2: 92 units move. What 4 and 8 ranks move follows from the made-up places of the units.
@@ -27,7 +27,7 @@ WORLDS = pytest.mark.parametrize("world", [2, 4, 8])
 
 
 def name_of(case: Case) -> str:
-    return "-".join(str(v) for v in dataclasses.astuple(case) if v is not False).replace("torch.", "")
+    return "-".join(str(v) for v in dataclasses.astuple(case) if v not in (False, None)).replace("torch.", "")
 
 
 @WORLDS
@@ -44,7 +44,11 @@ def test_round_trip_is_exact_and_each_excess_unit_moves_once(ranks, world: int, 
     scales = K if case.kind == "gdn" else 1
     values = K * V if case.kind == "gdn" else V
     size = case.temporal.itemsize
-    unit_bytes = values + scales * size if case.int8 else values * size
+    unit_bytes = {
+        None: values * size,
+        "int8": values + scales * size,
+        "int4": values // 2 + scales * size,
+    }[case.quantized]
     assert placement.moved_units == sum(max(0, n - t) for n, t in zip(placement.local_units, placement.stored_units))
     if case == CASES[0] and world == 2:
         assert placement.moved_units == 92
@@ -67,7 +71,7 @@ def test_a_call_takes_as_few_collectives_as_the_buffers_allow(ranks, max_batch: 
 @pytest.mark.parametrize(
     "case",
     [
-        Case("kda", mask="even", int8=True),
+        Case("kda", "int8", mask="even"),
         Case("gdn", mask="even"),
         Case("kda", mode="hybrid"),
         Case("gdn", mode="off"),

@@ -93,9 +93,11 @@ def test_moves_in_another_order_are_refused(column):
     ("geometry", "dtypes", "expected"),
     [
         (kda(v_dim=128), DtypePolicy(), 512),
-        (kda(v_dim=128), DtypePolicy(int8=True), 132),
+        (kda(v_dim=128), DtypePolicy(quantized="int8"), 132),
         (gdn(v_dim=3, k_dim=5), DtypePolicy(temporal=torch.bfloat16), 30),
-        (gdn(v_dim=3, k_dim=5), DtypePolicy(int8=True), 35),
+        (gdn(v_dim=3, k_dim=5), DtypePolicy(quantized="int8"), 35),
+        (gdn(v_dim=6, k_dim=5), DtypePolicy(quantized="int4"), 35),
+        (kda(v_dim=128), DtypePolicy(torch.bfloat16, quantized="int4"), 66),
     ],
 )
 def test_a_unit_travels_with_its_scales(geometry, dtypes, expected):

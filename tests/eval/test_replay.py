@@ -77,8 +77,8 @@ def test_all_but_times_is_the_same_whenever_it_is_run():
 
 @pytest.mark.parametrize("kind", ["gdn", "kda"])
 def test_fast_operators_answer_as_the_reference_does(kind: str):
-    """Recurrences, convolution, packing; both layouts and INT8."""
-    for arm in ("wr", "padded", "int8"):
+    """Recurrences, convolution, packing; both layouts and codes."""
+    for arm in ("wr", "padded", "int8", "int4"):
         outputs = []
         for ops in (dasc.reference, dasc.fast):
             served = tiny_served(kind, ops)

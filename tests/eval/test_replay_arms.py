@@ -36,7 +36,7 @@ def test_arms_differ_in_what_they_are_called_for():
     serving = tiny_serving(served)
     arms = {name: prepare_arm(name, 16, served, serving) for name in ARMS}
     slots = {name: arm.split.compressed_slots for name, arm in arms.items()}
-    assert slots["int8"] > slots["nr"] == slots["random"] == slots["compressed-only"] > slots["padded"]
+    assert slots["int4"] > slots["int8"] > slots["nr"] == slots["random"] == slots["compressed-only"] > slots["padded"]
     assert slots["nr"] >= slots["wr"]
     assert slots["dense"] == slots["off"] == 0
     assert [name for name, arm in arms.items() if arm.replay_tokens] == ["wr", "auto"]
@@ -107,8 +107,8 @@ def test_random_masks_keep_as_many_units_of_each_layer_and_change_with_the_seed(
 
 def test_states_keep_what_the_model_computes():
     """Convolution rows in BF16 would make an FP32 model's answers depend on its chunks."""
-    dtypes = state_dtypes(tiny_served().model, int8=True)
-    assert (dtypes.temporal, dtypes.conv, dtypes.int8) == (torch.float32, torch.float32, True)
+    dtypes = state_dtypes(tiny_served().model, quantized="int8")
+    assert (dtypes.temporal, dtypes.conv, dtypes.quantized) == (torch.float32, torch.float32, "int8")
 
 
 def test_unknown_arms_are_refused():

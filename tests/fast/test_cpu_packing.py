@@ -14,7 +14,17 @@ from dasc.fast.cpu.packing import load_units, store_units
 from dasc.geometry import DtypePolicy
 from dasc.layout import RaggedLayout
 from tests.masks import KIMI_LINEAR, kimi_linear_mask
-from tests.reference.test_packing import FP32, INT8, KDA, PackingCase, packed_equal, packing_cases, state_mask
+from tests.reference.test_packing import (
+    FP32,
+    INT4,
+    INT8,
+    KDA,
+    QUANTIZED,
+    PackingCase,
+    packed_equal,
+    packing_cases,
+    state_mask,
+)
 
 
 def assert_same_packed(got, expected):
@@ -34,16 +44,17 @@ def assert_same_dense(got, expected):
 
 @given(packing_cases())
 def test_pack_equals_the_reference_bit_for_bit(case):
-    """Faults 13, 24, 25, 26: every layout, dtype and part, INT8 and its scales, strided or not."""
+    """Faults 13, 24, 25, 26: every layout, dtype and part, codes and their scales, strided or not."""
     state, conv, layout = case.build()
     assert_same_packed(fast.pack(state, conv, layout), reference.pack(state, conv, layout))
 
 
 @pytest.mark.parametrize("kind", ["gdn", "kda"])
 @pytest.mark.parametrize("value", [0.0, 1e-12, 3e-8, 1e30])
-def test_the_scale_of_small_and_large_units_is_the_references(kind, value):
+@QUANTIZED
+def test_the_scale_of_small_and_large_units_is_the_references(dtypes, value, kind):
     """Eq. 8 keeps scales from zero."""
-    state, conv, layout = replace(KDA, kind=kind, dtypes=INT8).build()
+    state, conv, layout = replace(KDA, kind=kind, V=4, dtypes=dtypes).build()
     assert_same_packed(fast.pack(state * value, conv, layout), reference.pack(state * value, conv, layout))
 
 
@@ -57,15 +68,29 @@ def test_unpack_equals_the_reference_bit_for_bit(case, with_base, scatter_rows):
         assert_same_dense(fast.unpack(packed, layout, base), reference.unpack(packed, layout, base))
 
 
+@pytest.mark.parametrize("kind", ["gdn", "kda"])
+def test_every_byte_of_int4_loads_as_the_references(kind):
+    """-8 too, which nothing stores."""
+    case = replace(KDA, kind=kind, L=1, N=1, H=1, K=2, V=256, dtypes=INT4, density=(1.0,))
+    state, conv, layout = case.build()
+    packed = reference.pack(state, conv, layout)
+    every = torch.arange(256, dtype=torch.uint8).view(packed.temporal.shape)
+    packed = packed._replace(temporal=every)
+    loaded = fast.unpack(packed, layout)
+    assert_same_dense(loaded, reference.unpack(packed, layout))
+    codes = loaded.temporal / packed.scales.view(1, 1, 1, 1, 2)
+    assert codes.round().unique().tolist() == list(range(-8, 8))
+
+
 def test_pack_and_unpack_at_the_published_mask():
     """Kimi-Linear, W_max = 16: 29,389 of 81,920 units; the state moved is bit-identical."""
-    for dtypes in (FP32, INT8):
+    for dtypes in (FP32, INT8, INT4):
         layout = RaggedLayout.from_mask(KIMI_LINEAR, kimi_linear_mask(), dtypes)
         gen = torch.Generator().manual_seed(0)
         state = torch.randn(20, 1, *KIMI_LINEAR.state_shape[1:], generator=gen)
         conv = torch.randn(20, 1, *KIMI_LINEAR.conv_shape[1:], generator=gen).bfloat16()
         packed = fast.pack(state, conv, layout)
-        assert packed.temporal.nbytes == 29_389 * 128 * (1 if dtypes.int8 else 4)
+        assert packed.temporal.nbytes == 29_389 * {None: 512, "int8": 128, "int4": 64}[dtypes.quantized]
         assert_same_packed(packed, reference.pack(state, conv, layout))
         assert_same_dense(fast.unpack(packed, layout), reference.unpack(packed, layout))
 
@@ -122,8 +147,9 @@ def test_slots_and_states_in_any_strides_are_written_in_place(case, omitted):
 
 @pytest.mark.parametrize("kind", ["gdn", "kda"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_in_slots_what_int8_cannot_store_loads_as_nan_and_its_neighbours_as_they_were(kind, value):
-    state, conv, layout = replace(KDA, kind=kind, dtypes=INT8, density=(1.0, 1.0)).build()
+@QUANTIZED
+def test_in_slots_what_has_no_codes_loads_as_nan_and_its_neighbours_as_they_were(dtypes, value, kind):
+    state, conv, layout = replace(KDA, kind=kind, V=4, dtypes=dtypes, density=(1.0, 1.0)).build()
     clean = fast.pack(state, conv, layout)
     state[1, 0, 1, 2, 3] = value
     temporal, scales = torch.full_like(clean.temporal, 77), torch.full_like(clean.scales, 77)
@@ -157,10 +183,10 @@ def test_no_argument_is_written_to_or_shared_with_a_result(case):
 
 
 @pytest.mark.parametrize("kind", ["gdn", "kda"])
-@pytest.mark.parametrize("dtypes", [FP32, INT8, DtypePolicy(temporal=torch.bfloat16)], ids=["fp32", "int8", "bf16"])
+@pytest.mark.parametrize("dtypes", [FP32, INT8, INT4, DtypePolicy(temporal=torch.bfloat16)], ids=str)
 def test_the_cache_may_pack_by_it(kind, dtypes):
     """Slot to slot through the cache's pools; slots beside them keep what they hold."""
-    case = PackingCase(kind, 2, 1, 2, 2, 5, 3, 4, (0.4, 0.8), dtypes, "ragged", 0, False, seed=1)
+    case = PackingCase(kind, 2, 1, 2, 2, 5, 4, 4, (0.4, 0.8), dtypes, "ragged", 0, False, seed=1)
     state, conv, layout = case.build()
     pools = [
         TensorStorage(case.geometry, 3, dtypes, layout=layout, compressed_slots=3, codec=codec)
@@ -175,8 +201,9 @@ def test_the_cache_may_pack_by_it(kind, dtypes):
     assert torch.equal(pools[0].conv, pools[1].conv)
 
 
-def test_what_int8_cannot_store_is_refused_only_where_it_is_kept():
-    state, conv, layout = replace(KDA, dtypes=INT8).build()
+@QUANTIZED
+def test_what_has_no_codes_is_refused_only_where_it_is_kept(dtypes):
+    state, conv, layout = replace(KDA, V=4, dtypes=dtypes).build()
     kept = state_mask(layout).expand_as(state)
     for broken in (torch.inf, -torch.inf, torch.nan):
         poisoned = torch.where(kept, state, broken)
@@ -186,7 +213,7 @@ def test_what_int8_cannot_store_is_refused_only_where_it_is_kept():
             fast.pack(poisoned, conv, layout)
 
 
-@pytest.mark.parametrize("case", [KDA, replace(KDA, scheme="padded"), replace(KDA, kind="gdn", dtypes=INT8)])
+@pytest.mark.parametrize("case", [KDA, replace(KDA, scheme="padded"), replace(KDA, kind="gdn", V=4, dtypes=INT4)])
 def test_wrong_arguments_are_refused(case):
     """The contract's own tests have every case; this one shows that it is asked."""
     state, conv, layout = case.build()

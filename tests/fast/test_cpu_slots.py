@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dasc import fast, reference
-from tests.reference.test_packing import INT8, packing_cases
+from tests.reference.test_packing import QUANTIZED, packing_cases
 from tests.reference.test_slots import KDA
 from tests.slot_pools import poisoned_pools, same_pools
 
@@ -28,8 +28,9 @@ def test_slots_are_the_references_bit_for_bit(case, strided, omitted):
 
 
 @pytest.mark.parametrize("kind", ["gdn", "kda"])
-def test_what_int8_cannot_store_is_stored_as_the_reference_does(kind):
-    state, conv, layout = replace(KDA, kind=kind, dtypes=INT8, density=(1.0, 1.0)).build()
+@QUANTIZED
+def test_what_has_no_codes_is_stored_as_the_reference_does(dtypes, kind):
+    state, conv, layout = replace(KDA, kind=kind, V=4, dtypes=dtypes, density=(1.0, 1.0)).build()
     state[1, 0, 1, 2, 3] = torch.inf
     state[0, 1, 0, 0, 0] = torch.nan
     mine = poisoned_pools(state, conv, layout, 0)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from dasc.geometry import DtypePolicy, StateGeometry
 from dasc.layout import RaggedLayout
 from dasc.reference import pack, unpack
-from dasc.reference.bits import BITS, QMAX_4, allocation_bytes, pack_bits, unit_bytes, unpack_bits
+from dasc.reference.bits import BITS, allocation_bytes, pack_bits, unit_bytes, unpack_bits
 from tests.masks import gdn, kda, seeded_mask
 
 seeds = st.integers(0, 2**31 - 1)
@@ -54,7 +55,7 @@ def test_what_is_loaded_is_within_the_bound_of_its_bits(geometry: StateGeometry,
         32: torch.zeros_like(state),
         16: (state.abs() * 2**-11).clamp(min=2**-25),
         8: (largest / 127 / 2).expand_as(state),
-        4: (largest / QMAX_4 / 2).expand_as(state),
+        4: (largest / 7 / 2).expand_as(state),
         0: state.abs(),
     }
     error = (loaded - state).abs()
@@ -85,13 +86,16 @@ def test_bytes_of_a_unit(geometry: StateGeometry, expected: dict[int, int]):
     assert {width: unit_bytes(geometry, width) for width in BITS} == expected
 
 
-@given(geometries(), seeds, st.booleans(), st.sampled_from([torch.float32, torch.float64]))
+@given(geometries(), seeds, st.sampled_from([4, 8, 32]), st.sampled_from([torch.float32, torch.float64]))
 def test_keep_or_drop_takes_the_bytes_and_gives_the_state_of_the_ragged_layout(
-    geometry: StateGeometry, seed: int, int8: bool, dtype: torch.dtype
+    geometry: StateGeometry, seed: int, width: int, dtype: torch.dtype
 ):
+    if width == 4:
+        geometry = replace(geometry, head_v_dim=2 * geometry.head_v_dim)
     mask, state = seeded_mask(geometry, seed), drawn_state(geometry, seed, dtype=dtype)
-    layout = RaggedLayout.from_mask(geometry, mask, DtypePolicy(temporal=dtype, int8=int8))
-    bits = mask.long() * (8 if int8 else 32)
+    quantized = {4: "int4", 8: "int8", 32: None}[width]
+    layout = RaggedLayout.from_mask(geometry, mask, DtypePolicy(temporal=dtype, quantized=quantized))
+    bits = mask.long() * width
     assert allocation_bytes(geometry, bits, dtype) == layout.temporal_slot_bytes + layout.scale_slot_bytes
     conv = torch.zeros(geometry.num_layers, 2, *geometry.conv_shape[1:], dtype=torch.bfloat16)
     expected = unpack(pack(state, conv, layout), layout).temporal

@@ -11,13 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from dasc.contract import QMAX
 from dasc.geometry import DtypePolicy, StateGeometry
 from dasc.layout import Layout, PaddedLayout, RaggedLayout
 from dasc.reference.int8 import dequantize, quantize
 from dasc.reference.packing import PackedState, pack, unpack
 
 FP32 = DtypePolicy()
-INT8 = DtypePolicy(int8=True)
+INT8 = DtypePolicy(quantized="int8")
+INT4 = DtypePolicy(quantized="int4")
+QUANTIZED = pytest.mark.parametrize("dtypes", [INT8, INT4], ids=["int8", "int4"])
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ def packing_cases(draw, **fixed):
         DtypePolicy,
         temporal=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
         conv=st.sampled_from([torch.bfloat16, torch.float32]),
-        int8=st.booleans(),
+        quantized=st.sampled_from([None, "int8", "int4"]),
     )
     options = {
         "kind": st.sampled_from(["gdn", "kda"]),
@@ -75,7 +78,6 @@ def packing_cases(draw, **fixed):
         "H": st.integers(1, 2),
         "ratio": st.sampled_from([1, 2, 4]),
         "K": st.sampled_from([1, 2, 5]),
-        "V": st.sampled_from([1, 3, 4]),
         "width": st.sampled_from([1, 2, 4]),
         "density": st.tuples(*[st.sampled_from([0.0, 0.3, 0.8, 1.0])] * L),
         "dtypes": dtypes,
@@ -84,8 +86,10 @@ def packing_cases(draw, **fixed):
         "strided": st.booleans(),
         "seed": st.integers(0, 2**31 - 1),
     }
-    drawn = {name: draw(strategy) for name, strategy in options.items() if name not in fixed}
-    return PackingCase(L=L, **{**drawn, **fixed})
+    case = {name: draw(strategy) for name, strategy in options.items() if name not in fixed} | fixed
+    if "V" not in case:
+        case["V"] = draw(st.sampled_from([2, 4, 6] if case["dtypes"].quantized == "int4" else [1, 3, 4]))
+    return PackingCase(L=L, **case)
 
 
 def state_mask(layout: Layout) -> Tensor:
@@ -117,12 +121,13 @@ def test_shapes_dtypes_and_bytes_are_those_of_the_layout(case):
         assert packed.temporal.shape == (case.N, *layout.slot_shape)
     else:
         assert packed.temporal.shape == (case.L, case.N, *layout.slot_shape[1:])
-    assert packed.temporal.dtype == (torch.int8 if case.dtypes.int8 else case.dtypes.temporal)
+    dtype_of = {None: case.dtypes.temporal, "int8": torch.int8, "int4": torch.uint8}
+    assert packed.temporal.dtype == dtype_of[case.dtypes.quantized]
     assert packed.conv.dtype == case.dtypes.conv
     assert packed.temporal.nbytes == case.N * layout.temporal_slot_bytes
     assert packed.conv.nbytes == case.N * layout.conv_slot_bytes
     assert (0 if packed.scales is None else packed.scales.nbytes) == case.N * layout.scale_slot_bytes
-    assert (packed.scales is None) != case.dtypes.int8
+    assert (packed.scales is None) == (case.dtypes.quantized is None)
     restored = unpack(packed, layout)
     assert restored.temporal.dtype == case.dtypes.temporal
     assert restored.temporal.is_contiguous()
@@ -206,13 +211,45 @@ def test_no_argument_is_written_to_or_shared_with_a_result(case):
     assert all(torch.equal(x, y) for x, y in zip(arguments, before, strict=True))
 
 
-@given(packing_cases(dtypes=INT8))
-def test_selection_then_int8_equals_int8_then_selection(case):
+@given(st.one_of(packing_cases(dtypes=INT8), packing_cases(dtypes=INT4)))
+def test_selecting_then_quantising_equals_quantising_then_selecting(case):
     """Scales are per (layer, head, k), so dropping units changes none (appendix E.2)."""
     state, conv, layout = case.build()
     restored = unpack(pack(state, conv, layout), layout)
-    whole = dequantize(*quantize(state, v_dim=-2), v_dim=-2)
+    whole = dequantize(*quantize(state, v_dim=-2, qmax=QMAX[case.dtypes.quantized]), v_dim=-2)
     assert torch.equal(restored.temporal, torch.where(state_mask(layout), whole, 0.0))
+
+
+@given(packing_cases(dtypes=INT4))
+def test_int4_is_within_half_a_step_and_packs_again_to_the_same_bytes(case):
+    state, conv, layout = case.build()
+    packed = pack(state, conv, layout)
+    restored = unpack(packed, layout).temporal
+    step = state.abs().amax(dim=-2, keepdim=True).clamp(min=1e-8) / 7
+    error = (restored - torch.where(state_mask(layout), state, 0.0)).abs()
+    assert (error <= step / 2 * (1 + 1e-6)).all()
+    assert torch.equal(pack(restored, conv, layout).temporal, packed.temporal)
+
+
+def test_a_byte_of_int4_holds_values_half_of_v_apart():
+    """GDN and KDA: the first half of V in the low halves of bytes."""
+    codes = torch.tensor(
+        [[-7, 0, 3], [1, 7, -2], [5, -1, -7], [7, -7, 0]]
+    ).float()  # [V, K], largest code in each column
+    codes[0, 1], codes[1, 2] = 0, 7
+    expected = (codes[:2].int() % 16 + codes[2:].int() % 16 * 16).to(torch.uint8)
+    for kind, shape in (("gdn", (1, 1, 2, 3)), ("kda", (1, 3, 2))):
+        case = replace(KDA, kind=kind, L=1, N=1, H=1, K=3, V=4, density=(1.0,), dtypes=INT4)
+        state, conv, layout = case.build()
+        packed = pack(codes.expand_as(state).contiguous(), conv, layout)
+        assert packed.scales.unique().tolist() == [1.0]
+        assert torch.equal(packed.temporal, (expected if kind == "gdn" else expected.T).reshape(shape))
+
+
+def test_int4_of_an_odd_number_of_values_is_refused():
+    for kind in ("gdn", "kda"):
+        with pytest.raises(ValueError, match="head_v_dim must be even for INT4, got 3"):
+            replace(KDA, kind=kind, dtypes=INT4).build()
 
 
 @given(packing_cases(N=3))
@@ -239,7 +276,7 @@ def test_wrong_dense_states_are_refused(case):
             pack(state, wrong, layout)
 
 
-@pytest.mark.parametrize("case", [KDA, replace(KDA, scheme="padded"), replace(KDA, kind="gdn", dtypes=INT8)])
+@pytest.mark.parametrize("case", [KDA, replace(KDA, scheme="padded"), replace(KDA, kind="gdn", V=4, dtypes=INT4)])
 def test_wrong_packed_states_and_bases_are_refused(case):
     state, conv, layout = case.build()
     packed = pack(state, conv, layout)
@@ -270,8 +307,9 @@ def test_slot_narrower_than_the_retained_units_is_refused():
         unpack(packed._replace(temporal=packed.temporal[:, :-1]), narrow)
 
 
-def test_int8_refuses_a_broken_state_only_where_it_is_kept():
-    state, conv, layout = replace(KDA, dtypes=INT8).build()
+@QUANTIZED
+def test_a_broken_state_is_refused_only_where_it_is_kept(dtypes):
+    state, conv, layout = replace(KDA, V=4, dtypes=dtypes).build()
     kept = state_mask(layout).expand_as(state)
     for broken, refused in ((kept, True), (~kept, False)):
         poisoned = state.clone()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dasc.contract import DenseState, PackedState
 from dasc.layout import RaggedLayout
 from dasc.reference.packing import pack, pack_slots, unpack, unpack_slots
-from tests.reference.test_packing import FP32, INT8, PackingCase, packed_equal, packing_cases
+from tests.reference.test_packing import FP32, QUANTIZED, PackingCase, packed_equal, packing_cases
 from tests.slot_pools import poisoned_pools, same_bits, same_pools
 
 KDA = PackingCase("kda", 2, 2, 2, 1, 5, 3, 4, (0.5, 0.7), FP32, "ragged", 2, False, 0)
@@ -56,8 +56,9 @@ def test_unpack_slots_writes_what_unpack_gives_and_nothing_else(case, strided, o
 
 @pytest.mark.parametrize("kind", ["gdn", "kda"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_what_int8_cannot_store_loads_as_nan_and_hides_in_no_neighbour(kind, value):
-    state, conv, layout = replace(KDA, kind=kind, dtypes=INT8, density=(1.0, 1.0)).build()
+@QUANTIZED
+def test_what_has_no_codes_loads_as_nan_and_hides_in_no_neighbour(dtypes, value, kind):
+    state, conv, layout = replace(KDA, kind=kind, V=4, dtypes=dtypes, density=(1.0, 1.0)).build()
     state[1, 0, 1, 2, 3] = value
     pools = poisoned_pools(state, conv, layout, 0)
     pack_slots(pools.native, pools.native_slots, pools.store, pools.store_slots, layout)

@@ -28,7 +28,7 @@ def test_every_pool_is_checked_and_timed_in_both_directions(tmp_path: Path, monk
     assert all(row["ok"] for row in report["gate"])
     for kind in ("gdn", "kda"):
         timed = {(row["pool"], row["what"]) for row in report["times"] if row["kind"] == kind}
-        both = {(pool, what) for pool in ("sglang int8", "dasc", "dasc int8", "dasc all int8")
+        both = {(pool, what) for pool in ("sglang int8", "dasc", "dasc int8", "dasc int4", "dasc all int8")
                 for what in ("store", "load")}  # fmt: skip
         assert timed == both | {("dense", "load")}
 
@@ -39,7 +39,8 @@ def test_bytes_are_those_of_the_pools(tmp_path: Path, monkeypatch: pytest.Monkey
     moved = {(row["pool"], row["what"]): row["bytes"] for row in report["times"]
              if (row["model"], row["ranks"]) == ("small kda", 1)}  # fmt: skip
     dense = sglang_pools.SMALL["small kda"].dense_bytes()
-    layout = sglang_pools.compressed_pool(sglang_pools.SMALL["small kda"], 1, kept=sglang_pools.KEPT, int8=False).layout
+    small, kept = sglang_pools.SMALL["small kda"], sglang_pools.KEPT
+    layout = sglang_pools.compressed_pool(small, 1, kept=kept, quantized=None).layout
     assert moved["dense", "load"] == 2 * dense
     assert moved["dasc", "store"] == 2 * layout.slot_bytes
     assert moved["dasc", "load"] == layout.slot_bytes + dense
@@ -56,5 +57,5 @@ def test_a_pool_that_is_wrong_is_not_timed(what: str, tmp_path: Path, monkeypatc
     )
     status, report = script(tmp_path, monkeypatch)
     assert status == 1
-    assert [row["ok"] for row in report["gate"]] == [False, False, False, True] * 2
+    assert [row["ok"] for row in report["gate"]] == [False, False, False, False, True] * 2
     assert report["times"] == []

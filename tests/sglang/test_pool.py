@@ -27,7 +27,7 @@ from tests.slot_pools import same_bits
 
 SIZE = 6
 LAYERS = (0, 1, 3)
-GDN = StateGeometry("qwen3_next", "gdn", 4, LAYERS, 4, 2, 3, 5)
+GDN = StateGeometry("qwen3_next", "gdn", 4, LAYERS, 4, 2, 4, 5)
 KDA = StateGeometry("kimi_linear", "kda", 4, LAYERS, 2, 2, 4, 4)
 
 
@@ -75,7 +75,7 @@ def compressed(layout: Layout, slots: int = SIZE) -> CompressedPool:
 def layouts(draw: st.DrawFn) -> Layout:
     geometry = draw(st.sampled_from([GDN, KDA]))
     temporal, conv = draw(st.sampled_from([(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)]))
-    dtypes = DtypePolicy(temporal, conv, int8=draw(st.booleans()))
+    dtypes = DtypePolicy(temporal, conv, draw(st.sampled_from([None, "int8", "int4"])))
     mask = seeded_mask(geometry, draw(st.integers(0, 99)), draw(st.sampled_from([0.0, 0.5, 1.0])))
     return draw(st.sampled_from([RaggedLayout, PaddedLayout])).from_mask(geometry, mask, dtypes)
 
@@ -163,9 +163,9 @@ def test_a_slot_used_again_holds_nothing_of_before():
 
 
 def test_slots_take_the_bytes_that_the_layout_says():
-    for int8 in (False, True):
+    for quantized in (None, "int8", "int4"):
         for layout in (RaggedLayout, PaddedLayout):
-            made = layout.from_mask(GDN, seeded_mask(GDN, 3), DtypePolicy(int8=int8))
+            made = layout.from_mask(GDN, seeded_mask(GDN, 3), DtypePolicy(quantized=quantized))
             assert compressed(made, 9).mem_usage_bytes() == 10 * made.slot_bytes
 
 

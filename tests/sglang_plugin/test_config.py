@@ -29,6 +29,7 @@ SETTINGS = [
     ("DASC_LAYOUT", "padded", "layout", "padded"),
     ("DASC_INT8", "1", "int8", True),
     ("DASC_INT8", "Off", "int8", False),
+    ("DASC_INT4", "on", "int4", True),
     ("DASC_MODE", "compressed-only", "mode", "compressed-only"),
     ("DASC_POOL", "auto", "pool", PoolSize()),
     ("DASC_POOL", "256", "pool", PoolSize(slots=256)),
@@ -63,6 +64,7 @@ def test_a_refresh_can_be_kept_to_two_passes():
         ("DASC_PLACEMENT", "tp", "one of off, storage, hybrid"),
         ("DASC_LAYOUT", "Ragged", "one of ragged, padded"),
         ("DASC_INT8", "int8", "on or off"),
+        ("DASC_INT4", "4", "on or off"),
         ("DASC_MODE", "two tier", "one of two-tier, compressed-only"),
         ("DASC_POOL", "0", "slots \\(256\\), bytes with a unit \\(2GiB\\) or auto"),
         ("DASC_POOL", "-1", "slots"),
@@ -118,12 +120,18 @@ def test_an_unknown_variable_like_no_other_is_an_error_with_all_names():
         ({"DASC_LAYOUT": "padded", "DASC_PLACEMENT": "storage"}, "DASC_PLACEMENT=storage needs DASC_LAYOUT=ragged"),
         ({"DASC_MODE": "compressed-only", "DASC_SPILL": "on"}, "DASC_SPILL needs DASC_MODE=two-tier"),
         ({"DASC_MODE": "compressed-only", "DASC_WATERMARK": "0"}, "DASC_WATERMARK needs DASC_MODE=two-tier"),
+        ({"DASC_INT8": "on", "DASC_INT4": "on"}, "DASC_INT8 and DASC_INT4 exclude each other, got on for both"),
         ({"DASC_REFRESH": "two-pass"}, "DASC_REFRESH needs DASC_LOAD_POLICY=wr, got nr"),
     ],
 )
 def test_settings_that_exclude_each_other_are_an_error(settings: dict[str, str], message: str):
     with pytest.raises(ValueError, match=message):
         read_config({**ON, **settings})
+
+
+def test_one_form_of_codes_may_be_on_and_the_other_off():
+    config = read_config({**ON, "DASC_INT8": "off", "DASC_INT4": "on"})
+    assert config == Config(plan="auto", int8=False, int4=True)
 
 
 def written(folder: Path, name: str, text: str) -> str:
@@ -185,7 +193,7 @@ def test_every_placement_mode_is_a_value():
 
 def test_ranks_compare_every_setting_but_the_plans_and_the_logs():
     """A rank with a pool of another size, say, would evict other checkpoints."""
-    plan = {"plan", "w_max", "placement", "layout", "int8"}
+    plan = {"plan", "w_max", "placement", "layout", "int8", "int4"}
     left = {f"DASC_{field.name.upper()}" for field in dataclasses.fields(Config) if field.name not in plan}
     assert set(Config("auto").decisive()) == left - {"DASC_LOG_INTERVAL"}
     assert Config("auto", pool=PoolSize(slots=3)).decisive()["DASC_POOL"] == "3 slots"

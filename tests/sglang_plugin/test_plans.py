@@ -7,7 +7,7 @@ import huggingface_hub.constants
 import pytest
 import torch
 
-from dasc.geometry import DtypePolicy, StateGeometry
+from dasc.geometry import DtypePolicy, Quantization, StateGeometry
 from dasc.models import CheckpointError, read_checkpoint
 from dasc.models.synthetic import example_gate, write_checkpoint
 from dasc.plan import PlanError, SelectionPlan
@@ -54,12 +54,14 @@ def served(geometry: StateGeometry, ranks: int = 1, **changes: Any) -> ServedSta
     return ServedState.of(params, changes.get("layers", geometry.recurrent_layers), ranks)
 
 
-@pytest.mark.parametrize("family", list(GEOMETRIES))
-def test_auto_makes_the_plan_that_the_planner_makes_with_the_servers_dtypes(tmp_path: Path, family: str):
+@pytest.mark.parametrize(("family", "quantized"), list(zip(GEOMETRIES, ("int8", "int4", None))))
+def test_auto_makes_the_plan_that_the_planner_makes_with_the_servers_dtypes(
+    tmp_path: Path, family: str, quantized: Quantization | None
+):
     source = model(tmp_path / "model", family)
-    config = Config(plan="auto", w_max=64, int8=True, layout="padded")
+    config = Config(plan="auto", w_max=64, layout="padded", int8=quantized == "int8", int4=quantized == "int4")
     plan = load_plan(config, source, None, 2, FULL)
-    dtypes = DtypePolicy(torch.float32, torch.float32, int8=True)
+    dtypes = DtypePolicy(torch.float32, torch.float32, quantized)
     assert plan.same_as(build_plan(read_checkpoint(source), 64, ranks=(2,), layout="padded", dtypes=dtypes))
 
 
@@ -69,7 +71,7 @@ def test_auto_without_a_cutoff_takes_the_most_cautious_of_the_papers(tmp_path: P
 
 def test_a_plan_file_is_taken_as_it_is_where_nothing_else_is_set(tmp_path: Path):
     source = model(tmp_path / "model")
-    path = saved_plan(tmp_path, source, 64, ranks=(1, 2), layout="padded", dtypes=DtypePolicy(int8=True))
+    path = saved_plan(tmp_path, source, 64, ranks=(1, 2), layout="padded", dtypes=DtypePolicy(quantized="int8"))
     assert load_plan(Config(plan=path), source, None, 2, FULL).same_as(SelectionPlan.load(path))
     agreeing = Config(plan=path, w_max=64, layout="padded", int8=True, placement="off")
     assert load_plan(agreeing, source, None, 2, FULL).same_as(SelectionPlan.load(path))
@@ -81,6 +83,7 @@ def test_a_plan_file_is_taken_as_it_is_where_nothing_else_is_set(tmp_path: Path)
         ({"w_max": 64}, "DASC_W_MAX is 64, the plan has 16"),
         ({"layout": "padded"}, "DASC_LAYOUT is padded, the plan has ragged"),
         ({"int8": True}, "DASC_INT8 is True, the plan has False"),
+        ({"int4": True}, "DASC_INT4 is True, the plan has False"),
         ({"placement": "off"}, "DASC_PLACEMENT is off, the plan has storage"),
     ],
 )
@@ -91,11 +94,13 @@ def test_a_setting_that_is_not_the_plans_is_refused(tmp_path: Path, setting: dic
         load_plan(Config(plan=path, **setting), source, None, 2, FULL)
 
 
-def test_int8_that_is_switched_off_is_a_setting_too(tmp_path: Path):
+@pytest.mark.parametrize("quantized", ["int8", "int4"])
+def test_codes_that_are_switched_off_are_a_setting_too(tmp_path: Path, quantized: Quantization):
     source = model(tmp_path / "model")
-    path = saved_plan(tmp_path, source, dtypes=DtypePolicy(int8=True))
-    with pytest.raises(PlanError, match="DASC_INT8 is False, the plan has True"):
-        load_plan(Config(plan=path, int8=False), source, None, 1, FULL)
+    path = saved_plan(tmp_path, source, dtypes=DtypePolicy(quantized=quantized))
+    off = Config(plan=path, **{quantized: False})
+    with pytest.raises(PlanError, match=f"DASC_{quantized.upper()} is False, the plan has True"):
+        load_plan(off, source, None, 1, FULL)
 
 
 def test_a_plan_for_other_weights_is_refused(tmp_path: Path):
@@ -188,6 +193,7 @@ def test_ranks_that_read_different_plans_have_different_summaries(tmp_path: Path
         Config(plan="auto", w_max=64),
         Config(plan="auto", layout="padded"),
         Config(plan="auto", int8=True),
+        Config(plan="auto", int4=True),
         Config(plan="auto", placement="storage"),
         Config(plan="auto", placement="hybrid"),
     ]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dasc.eval.quality.protocol import Protocol
     from dasc.eval.quality.results import QualityResult
 
-METHOD_NAMES = "dense,nr,wr,random,padded,int8,int8-all"
+METHOD_NAMES = "dense,nr,wr,random,padded,int8,int4,int8-all,int4-all"
 DEFAULT_METHODS = "dense,nr,wr,random"
 DEFAULT_MODEL = "kda"
 DEFAULT_SLOTS = 512

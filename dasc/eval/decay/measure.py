@@ -210,7 +210,7 @@ def _follow(
     arms: dict[str, Arm] = {
         "nr": lambda prefixes: retain(prefixes, mask),
         "wr": lambda prefixes: refresh(retain(prefixes, mask), mask, window),
-        "int8": lambda prefixes: retain(prefixes, torch.ones_like(mask), int8=True),
+        "int8": lambda prefixes: retain(prefixes, torch.ones_like(mask), quantized="int8"),
     }
     assert tuple(arms) == FOLLOWED
     hits = [len(context) - max(ticks) for context in contexts]

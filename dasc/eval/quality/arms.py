@@ -13,12 +13,14 @@ from dasc.reference import RANDOM_MASK_SEEDS
 
 METHODS: dict[str, Arm] = {
     "dense": ARMS["dense"],
-    **{name: dataclasses.replace(ARMS[name], spill=False) for name in ("nr", "wr", "random", "padded", "int8")},
-    "int8-all": Arm(selected=False, int8=True, spill=False),
+    **{name: dataclasses.replace(ARMS[name], spill=False) for name in ("nr", "wr", "random", "padded", "int8", "int4")},
+    "int8-all": Arm(selected=False, quantized="int8", spill=False),
+    "int4-all": Arm(selected=False, quantized="int4", spill=False),
 }
 """By name. All but ``dense`` hold compressed checkpoints only (appendix C.2).
 
-``int8`` stores the selected units as INT8, ``int8-all`` all units. Both, ``random`` and ``padded`` load by NR.
+``int8`` stores the selected units as INT8, ``int8-all`` all units, and ``int4`` and ``int4-all`` do so as INT4. These
+four, ``random`` and ``padded`` load by NR.
 """
 
 SHORT_TOKENS = 1024

@@ -82,7 +82,7 @@ class EngineBackend:
 
     def __init__(self, served: ServedModel, spec: ArmSpec, limits: EngineLimits, *, slots: int, kv_tokens: int) -> None:
         model, arm = served.model, METHODS[spec.method]
-        geometry, dtypes = model.config.geometry, state_dtypes(model, int8=arm.int8)
+        geometry, dtypes = model.config.geometry, state_dtypes(model, quantized=arm.quantized)
         layout: Layout | None = None
         self._window = 0
         if arm.compressed:

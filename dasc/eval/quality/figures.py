@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dasc.eval.drawing import BLUE, ORANGE, Figure, figure_bytes, ticker
+from dasc.eval.quality.arms import METHODS
 from dasc.eval.quality.table import Comparison, QualityTable, Row
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ COLOURS = {
     "random": ORANGE,
     "int8": "#8a6fb0",
     "int8-all": "#a58a3b",
+    "int4": "#7a4b2a",
+    "int4-all": "#c2708f",
 }
 _COLUMNS = 4
 
@@ -58,13 +61,14 @@ def _accuracy(axes: Axes, row: Row, table: QualityTable) -> None:
     dense = row.cell("dense", None)
     if dense is not None:
         axes.axhline(dense.score, color=COLOURS["dense"], linewidth=1.0, linestyle="--", label="dense")
-    for method in ("random", "nr", "wr", "int8"):
+    for method in ("random", "nr", "wr", "int8", "int4"):
         found = [(c.w_max, c) for c in row.cells if c.method == method and c.w_max is not None]
         cells = sorted(found, key=lambda pair: pair[0])
         if not cells:
             continue
         w_max, scores = [w for w, _ in cells], [cell.score for _, cell in cells]
-        style = ":" if method == "int8" else "-"  # it lies on nr as a rule
+        quantized = METHODS[method].quantized
+        style = ":" if quantized else "-"  # int8 lies on nr as a rule
         axes.plot(w_max, scores, style, marker="o", markersize=3, linewidth=1.2, color=COLOURS[method], label=method)
         low, high = [], []
         for w, cell in cells:
@@ -72,7 +76,7 @@ def _accuracy(axes: Axes, row: Row, table: QualityTable) -> None:
             if method == "random":
                 low.append(cell.score - (cell.sd or 0))
                 high.append(cell.score + (cell.sd or 0))
-            elif method != "int8" and dense is not None and comparison is not None:
+            elif not quantized and dense is not None and comparison is not None:
                 low.append(dense.score + comparison.difference.low)
                 high.append(dense.score + comparison.difference.high)
         if low:

@@ -13,6 +13,7 @@ import dasc.fast
 from dasc.contract import DenseState, PackedState
 from dasc.eval.served_model import state_dtypes
 from dasc.eval.states.prefixes import Prefixes, batches
+from dasc.geometry import Quantization
 from dasc.layout import Layout, RaggedLayout
 from dasc.models.hybrid import Batch, KVPool, SequenceInput, StatePool, WindowKV
 
@@ -46,20 +47,22 @@ def zero_both(prefixes: Prefixes) -> Prefixes:
     return zero_full_kv(zero_linear(prefixes))
 
 
-def retain(prefixes: Prefixes, mask: Tensor, *, int8: bool = False, codec: Codec = dasc.fast) -> Prefixes:
+def retain(
+    prefixes: Prefixes, mask: Tensor, *, quantized: Quantization | None = None, codec: Codec = dasc.fast
+) -> Prefixes:
     """Store the checkpoints in the ragged layout and load them again: DASC-NR (section 4.2).
 
     Args:
         prefixes: are not changed.
         mask: ``[L, U]`` bool, units that are stored; the others become zero. Convolution rows are kept whole.
-        int8: store units as INT8 (eq. 8).
+        quantized: store units as INT8 or INT4 (eq. 8).
         codec: stores and loads.
 
     Raises:
-        ValueError: for a mask of another shape, or states that INT8 cannot hold.
+        ValueError: for a mask of another shape, or states that cannot be quantised.
     """
     model = prefixes.model
-    layout = RaggedLayout.from_mask(model.config.geometry, mask, state_dtypes(model, int8=int8))
+    layout = RaggedLayout.from_mask(model.config.geometry, mask, state_dtypes(model, quantized=quantized))
     loaded = codec.unpack(codec.pack(prefixes.temporal, prefixes.conv, layout), layout)
     return dataclasses.replace(prefixes, temporal=loaded.temporal, conv=loaded.conv)
 

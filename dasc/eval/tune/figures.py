@@ -7,6 +7,8 @@ from dasc.eval.states import Measure
 from dasc.eval.tune.choice import Choice
 from dasc.eval.tune.measure import TuneReport
 
+_MARKERS = {None: "o", "int8": "s", "int4": "^"}
+
 
 def draw_tune(report: TuneReport, choice: Choice, measure: Measure, budget: float) -> dict[str, bytes]:
     """``tune.png`` and ``tune.svg``: loss against bytes, from the mean up to the upper limit, with front and budget."""
@@ -18,7 +20,7 @@ def draw_tune(report: TuneReport, choice: Choice, measure: Measure, budget: floa
         x, mean, upper = point.checkpoint_bytes / 1024, scale * loss.mean, scale * loss.upper
         colour = BLUE if point.refresh else ORANGE
         axes.plot([x, x], [mean, upper], color=colour, linewidth=0.8, alpha=0.6)
-        axes.plot(x, mean, "s" if point.int8 else "o", color=colour, markersize=5)
+        axes.plot(x, mean, _MARKERS[point.quantized], color=colour, markersize=5)
         if point.label in choice.front:
             axes.annotate(point.label, (x, mean), xytext=(4, -9), textcoords="offset points", fontsize=7)
         if point == choice.point:
@@ -34,7 +36,8 @@ def draw_tune(report: TuneReport, choice: Choice, measure: Measure, budget: floa
     )
     axes.axhline(scale * budget, color="black", linewidth=0.8, linestyle="--", label="budget")
     axes.axvline(report.dense_bytes / 1024, color=GREY, linewidth=0.8, linestyle=":", label="dense")
-    for marker, colour, label in (("o", ORANGE, "NR"), ("o", BLUE, "WR"), ("s", GREY, "square: INT8")):
+    shapes = (("s", GREY, "square: INT8"), ("^", GREY, "triangle: INT4"))
+    for marker, colour, label in (("o", ORANGE, "NR"), ("o", BLUE, "WR"), *shapes):
         axes.plot([], [], marker, color=colour, label=label)
     axes.set(xlabel="KiB a checkpoint", ylabel=f"loss to dense ({unit}), up to its 95 % limit")
     axes.legend(frameon=False, fontsize=8)

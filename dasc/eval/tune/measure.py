@@ -20,11 +20,14 @@ from dasc.eval.states import Measure, ask, refresh, retain
 from dasc.eval.task_runs import TaskSettings, load_task_model, prefill
 from dasc.eval.tune.points import Loss, Point, point_label, upper_limit
 from dasc.eval.unit_file import UnitFile
+from dasc.geometry import Quantization
 from dasc.layout import RaggedLayout
 from dasc.models import Checkpoint, read_checkpoint
 from dasc.models.hybrid import HybridModel
 from dasc.planner import build_plan
 from dasc.reference import replay_window
+
+_QUANTIZED: tuple[Quantization, ...] = ("int8", "int4")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +80,11 @@ class _Way(NamedTuple):
     w_max: int | None
     mask: Tensor
     window: int
-    int8: bool
+    quantized: Quantization | None
 
     @property
     def label(self) -> str:
-        return point_label(self.w_max, refresh=self.window > 0, int8=self.int8)
+        return point_label(self.w_max, refresh=self.window > 0, quantized=self.quantized)
 
 
 def measure_points(
@@ -91,7 +94,9 @@ def measure_points(
     units_path: Path | None = None,
     progress: Callable[[str], None] = lambda task: None,
 ) -> TuneReport:
-    """Measure NR and WR, FP32 and INT8, at every cutoff, and INT8 of all units. Questions follow the hit at once.
+    """Measure NR and WR, FP32, INT8 and INT4, at every cutoff, and INT8 and INT4 of all units.
+
+    Questions follow the hit at once.
 
     Args:
         folder: of a model that reads the tasks' tokens.
@@ -120,9 +125,9 @@ def measure_points(
             Point(
                 w_max=way.w_max,
                 refresh=way.window > 0,
-                int8=way.int8,
+                quantized=way.quantized,
                 checkpoint_bytes=RaggedLayout.from_mask(
-                    geometry, way.mask, state_dtypes(model, int8=way.int8)
+                    geometry, way.mask, state_dtypes(model, quantized=way.quantized)
                 ).slot_bytes,
                 replay_tokens=way.window,
                 accuracy=_loss(measured, way.label, "accuracy"),
@@ -142,8 +147,8 @@ def _grid(checkpoint: Checkpoint, cutoffs: tuple[int, ...], gate_input: float) -
         plan = build_plan(checkpoint, w_max, gate_input=gate_input)
         windows = [0, replay_window(plan.windows, w_max)]
         if windows[1]:
-            ways += [_Way(w_max, plan.mask, window, int8) for int8 in (False, True) for window in windows]
-    return [*ways, _Way(None, everything, 0, True)]
+            ways += [_Way(w_max, plan.mask, window, q) for q in (None, *_QUANTIZED) for window in windows]
+    return [*ways, *(_Way(None, everything, 0, q) for q in _QUANTIZED)]
 
 
 def _measure_task(model: HybridModel, ways: list[_Way], settings: TuneSettings, task: str) -> dict[str, Any]:
@@ -151,7 +156,7 @@ def _measure_task(model: HybridModel, ways: list[_Way], settings: TuneSettings, 
     prefixes, questions = prefill(model, settings, task)
     scores = {"dense": ask(prefixes, questions).by_prefix()}
     for way in ways:
-        loaded = refresh(retain(prefixes, way.mask, int8=way.int8), way.mask, way.window)
+        loaded = refresh(retain(prefixes, way.mask, quantized=way.quantized), way.mask, way.window)
         scores[way.label] = ask(loaded, questions).by_prefix()
     return scores
 

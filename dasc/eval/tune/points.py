@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from dasc.eval.states import Measure
 from dasc.eval.statistics import CONFIDENCE, paired
+from dasc.geometry import Quantization
 
 _TAIL = (1 - CONFIDENCE) / 2
 
@@ -32,7 +33,7 @@ class Point:
     Attributes:
         w_max: cutoff in tokens; ``None`` stores all units.
         refresh: WR instead of NR.
-        int8: units as INT8.
+        quantized: units as INT8 or INT4.
         checkpoint_bytes: of one checkpoint.
         replay_tokens: that a hit replays at most; 0 for NR.
         accuracy: loss of accuracy, as a share of answers.
@@ -41,7 +42,7 @@ class Point:
 
     w_max: int | None
     refresh: bool
-    int8: bool
+    quantized: Quantization | None
     checkpoint_bytes: int
     replay_tokens: int
     accuracy: Loss
@@ -49,18 +50,18 @@ class Point:
 
     @property
     def label(self) -> str:
-        """``NR 16``, ``WR 16 INT8`` or ``all INT8``."""
-        return point_label(self.w_max, refresh=self.refresh, int8=self.int8)
+        """``NR 16``, ``WR 16 INT8`` or ``all INT4``."""
+        return point_label(self.w_max, refresh=self.refresh, quantized=self.quantized)
 
     def loss(self, measure: Measure) -> Loss:
         """By the name of its attribute."""
         return self.accuracy if measure == "accuracy" else self.log_prob
 
 
-def point_label(w_max: int | None, *, refresh: bool, int8: bool) -> str:
+def point_label(w_max: int | None, *, refresh: bool, quantized: Quantization | None) -> str:
     """See :attr:`Point.label`."""
     units = "all" if w_max is None else f"{'WR' if refresh else 'NR'} {w_max}"
-    return f"{units} INT8" if int8 else units
+    return f"{units} {quantized.upper()}" if quantized else units
 
 
 def upper_limit(differences: Sequence[float], measure: Measure) -> float:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dasc.contract import MIN_ABSMAX, QMAX, DenseState, PackedState, check_pack, check_unpack, slots_shape
+from dasc.contract import DenseState, PackedState, check_pack, check_unpack, slots_shape
+from dasc.fast.cpu.quantized import dequantize, quantize
 from dasc.layout import Layout, PaddedLayout, RaggedLayout
 
 # Rows of a head that columns are written to at a time: columns of 128 rows, 512 bytes apart, evict one another from
@@ -23,11 +24,11 @@ def pack(state: Tensor, conv: Tensor, layout: Layout) -> PackedState:
     """Store ``N`` states; see :func:`dasc.fast.pack`."""
     N = check_pack(state, conv, layout)
     geometry, dtypes = layout.geometry, layout.dtypes
-    temporal = state.new_empty(slots_shape(layout, N, geometry.unit_shape), dtype=dtypes.stored_temporal)
-    scales = state.new_empty(slots_shape(layout, N, geometry.scale_shape)) if dtypes.int8 else None
+    temporal = state.new_empty(slots_shape(layout, N, geometry.stored_unit_shape(dtypes)), dtype=dtypes.stored_temporal)
+    scales = None if dtypes.quantized is None else state.new_empty(slots_shape(layout, N, geometry.scale_shape))
     store_units(state, layout, temporal, scales)
     if scales is not None and not bool(scales.isfinite().all()):
-        raise ValueError("state must be finite in float32 to be stored as INT8, got NaN or infinity in a retained unit")
+        raise ValueError("state must be finite in float32 to be quantised, got NaN or infinity in a retained unit")
     return PackedState(temporal, conv.clone(), scales)
 
 
@@ -44,24 +45,27 @@ def unpack(packed: PackedState, layout: Layout, base: Tensor | None = None) -> D
 def store_units(state: Tensor, layout: Layout, temporal: Tensor, scales: Tensor | None) -> None:
     """Write the retained units of ``N`` states into slots, zeros into their padding; in any strides.
 
-    In INT8, what shares a scale with NaN or infinity gets ``q = 0`` and a scale of NaN.
+    Quantised, what shares a scale with NaN or infinity gets ``q = 0`` and a scale of NaN.
 
     Args:
         state: ``[L, N, HV, V, K]``.
         layout: of the slots.
         temporal: the slots' units, as in :class:`~dasc.contract.PackedState`; written.
-        scales: their INT8 scales, or ``None``; written.
+        scales: their scales, or ``None``; written.
     """
+    quantized, v_dim = layout.dtypes.quantized, _v_dim(layout)
     by_layer = scales is not None or isinstance(layout, PaddedLayout)
     rows = _cut(_rows(state, layout, layout.unit_index), layout, by_layer)
     for n in range(state.shape[1]):
         units, targets = _units(state[:, n], layout), _slot(temporal, layout, n, by_layer)
-        if scales is None:
+        if scales is None or quantized is None:
             for kept, target in zip(rows, targets):
                 torch.index_select(units, 0, kept, out=target)
         else:
             for kept, target, of_layer in zip(rows, targets, _slot(scales, layout, n, by_layer)):
-                _quantize(units.index_select(0, kept), target, of_layer, _v_dim(layout))
+                codes, steps = quantize(units.index_select(0, kept), v_dim, quantized)
+                target.copy_(codes)
+                of_layer.copy_(steps)
     _zero_padding(temporal, layout)
     if scales is not None:
         _zero_padding(scales, layout)
@@ -78,14 +82,14 @@ def load_units(temporal: Tensor, scales: Tensor | None, layout: Layout, state: T
         base: what the omitted units become: those of a state like ``state``, which may be ``state`` itself; zero when
             ``None``.
     """
-    heads = layout.geometry.kind == "gdn"
+    heads, quantized, v_dim = layout.geometry.kind == "gdn", layout.dtypes.quantized, _v_dim(layout)
     by_layer = scales is not None or isinstance(layout, PaddedLayout) or not heads
     rows = _cut(_rows(state, layout, layout.unit_index), layout, by_layer)
     for n in range(state.shape[1]):
         units, stored = _units(state[:, n], layout), _slot(temporal, layout, n, by_layer)
-        if scales is not None:
+        if scales is not None and quantized is not None:
             steps = _slot(scales, layout, n, by_layer)
-            stored = [q.to(scales.dtype) * s.unsqueeze(_v_dim(layout)) for q, s in zip(stored, steps)]
+            stored = [dequantize(codes, step, v_dim, quantized) for codes, step in zip(stored, steps)]
         if heads and base is not state:
             _fill_omitted_heads(state, base, n, layout)
         for layer, (kept, values) in enumerate(zip(rows, stored)):
@@ -150,13 +154,3 @@ def _zero_padding(slots: Tensor, layout: Layout) -> None:
 def _v_dim(layout: Layout) -> int:
     """The ``V`` axis of stored units, from the end."""
     return -2 if layout.geometry.kind == "gdn" else -1
-
-
-def _quantize(values: Tensor, q: Tensor, scales: Tensor, v_dim: int) -> None:
-    """Eq. 8: ``s = max(max_v |S|, 1e-8) / 127`` and ``q = clip(round(S / s))``, in FP32."""
-    values = values.float()
-    absmax = values.abs().amax(dim=v_dim, keepdim=True)
-    step = absmax.clamp(min=MIN_ABSMAX) / QMAX
-    step = torch.where(absmax.isfinite(), step, torch.nan)
-    q.copy_((values / step).round_().clamp_(-QMAX, QMAX).nan_to_num_(nan=0.0))
-    scales.copy_(step.squeeze(v_dim))

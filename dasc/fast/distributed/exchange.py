@@ -114,8 +114,8 @@ class StorageExchange:
     def store(self, native: DenseState, native_slots: Tensor, store: PackedState, store_slots: Tensor) -> None:
         """Store the states in ``native_slots`` of all ranks into ``store_slots`` of all ranks.
 
-        Every byte of the written slots is written, padding with zero; other slots are not touched. In INT8, what shares
-        a scale with NaN or infinity is stored so that it loads as NaN.
+        Every byte of the written slots is written, padding with zero; other slots are not touched. Quantised, what
+        shares a scale with NaN or infinity is stored so that it loads as NaN.
 
         Args:
             native: this rank's pool of dense states, in any strides.
@@ -234,6 +234,7 @@ def _partition_module(device: torch.device | str) -> Any:
 def _summary(plan: SelectionPlan, ranks: int) -> dict[str, str]:
     """Everything of a plan that must be equal on ranks that exchange, tensors and what is long as digests."""
     dtypes = plan.dtypes
+    stored = f"{dtype_name(dtypes.temporal)}, {dtype_name(dtypes.conv)}"
     return {
         "exchange format": str(EXCHANGE_FORMAT),
         "fingerprint of the weights": plan.fingerprint,
@@ -242,7 +243,7 @@ def _summary(plan: SelectionPlan, ranks: int) -> dict[str, str]:
         "windows": _tensor_digest(plan.windows),
         "w_max": str(plan.w_max),
         "placement": _placement_summary(plan.placements.get(ranks)),
-        "dtypes": f"{dtype_name(dtypes.temporal)}, {dtype_name(dtypes.conv)}{', int8' if dtypes.int8 else ''}",
+        "dtypes": f"{stored}, {dtypes.quantized}" if dtypes.quantized else stored,
         "layout": plan.layout,
     }
 

@@ -11,7 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dasc.contract import MIN_ABSMAX, QMAX, DenseState, PackedState
+from dasc.contract import DenseState, PackedState
+from dasc.fast.cpu.quantized import dequantize, quantize
 from dasc.fast.distributed.routes import Routes
 from dasc.geometry import StateGeometry
 from dasc.layout import RaggedLayout
@@ -29,7 +30,7 @@ def pack_partition(
 ) -> None:
     """Store what stays: kept units and convolution rows to their slots, padding zero. Write what goes to ``send``.
 
-    In INT8, what shares a scale with NaN or infinity gets ``q = 0`` and the scale NaN. The slots' rows of units of
+    Quantised, what shares a scale with NaN or infinity gets ``q = 0`` and the scale NaN. The slots' rows of units of
     other ranks are not written.
 
     Args:
@@ -85,10 +86,10 @@ def unpack_partition(
     if omitted == "zero":
         native.temporal[:, native_slots] = 0
     scales = None if store.scales is None else store.scales[store_slots, kept]
-    values = _active_form(store.temporal[store_slots, kept], scales, layout.geometry)
+    values = _active_form(store.temporal[store_slots, kept], scales, layout)
     _write_units(native.temporal, native_slots, layout, kept, values)
     for units, rows in routes.sent.parts(received, len(native_slots)):
-        values = _active_form(*read_rows(rows, layout), layout.geometry)
+        values = _active_form(*read_rows(rows, layout), layout)
         _write_units(native.temporal, native_slots, layout, slice(first + units.start, first + units.stop), values)
 
 
@@ -97,7 +98,7 @@ def write_rows(rows: Tensor, values: Tensor, scales: Tensor | None) -> None:
 
     Args:
         rows: uint8 ``[n, units, row_bytes]``; written to.
-        values: ``[n, units, *unit_shape]``.
+        values: ``[n, units, *stored_unit_shape]``.
         scales: ``[n, units]`` (KDA) or ``[n, units, K]`` (GDN), or ``None``.
     """
     value_bytes = _bytes(values)
@@ -109,10 +110,10 @@ def write_rows(rows: Tensor, values: Tensor, scales: Tensor | None) -> None:
 def read_rows(rows: Tensor, layout: RaggedLayout) -> tuple[Tensor, Tensor | None]:
     """The values and scales that :func:`write_rows` was given."""
     geometry, dtypes = layout.geometry, layout.dtypes
-    size = geometry.unit_elements * dtypes.stored_temporal.itemsize
+    size, shape = geometry.stored_unit_bytes(dtypes), geometry.stored_unit_shape(dtypes)
     # a copy starts aligned for its dtype, wherever the bytes lie in a row
-    values = rows[..., :size].contiguous().view(dtypes.stored_temporal).view(*rows.shape[:2], *geometry.unit_shape)
-    if not dtypes.int8:
+    values = rows[..., :size].contiguous().view(dtypes.stored_temporal).view(*rows.shape[:2], *shape)
+    if dtypes.quantized is None:
         return values, None
     scales = rows[..., size:].contiguous().view(dtypes.temporal)
     return values, scales if geometry.kind == "gdn" else scales.squeeze(-1)
@@ -130,21 +131,17 @@ def _v_dim(geometry: StateGeometry) -> int:
 
 
 def _stored_form(values: Tensor, layout: RaggedLayout) -> tuple[Tensor, Tensor | None]:
-    """Values as they are stored, with their scales when that is INT8 (eq. 8)."""
-    if not layout.dtypes.int8:
-        return values, None
-    v_dim = _v_dim(layout.geometry)
-    exact = values.float()
-    absmax = exact.abs().amax(dim=v_dim, keepdim=True)
-    finite = absmax.isfinite()
-    scales = torch.where(finite, absmax.clamp(min=MIN_ABSMAX) / QMAX, torch.nan)
-    q = (exact / scales).round_().clamp_(-QMAX, QMAX).masked_fill_(~finite, 0)
-    return q.to(torch.int8), scales.squeeze(v_dim).to(values.dtype)
+    """Values as they are stored, with their scales when they are quantised (eq. 8)."""
+    quantized = layout.dtypes.quantized
+    return (values, None) if quantized is None else quantize(values, _v_dim(layout.geometry), quantized)
 
 
-def _active_form(values: Tensor, scales: Tensor | None, geometry: StateGeometry) -> Tensor:
+def _active_form(values: Tensor, scales: Tensor | None, layout: RaggedLayout) -> Tensor:
     """The inverse of :func:`_stored_form`."""
-    return values if scales is None else values.to(scales.dtype) * scales.unsqueeze(_v_dim(geometry))
+    quantized = layout.dtypes.quantized
+    if scales is None or quantized is None:
+        return values
+    return dequantize(values, scales, _v_dim(layout.geometry), quantized)
 
 
 def _read_units(state: Tensor, slots: Tensor, layout: RaggedLayout, units: slice) -> Tensor:

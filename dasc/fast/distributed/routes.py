@@ -4,9 +4,9 @@ The packed units of one rank are numbered in its local order (:class:`~dasc.plac
 ``layout.unit_index[i]``. Its first ``kept`` units lie at the same rows of its own slots. A rank with more units than it
 stores sends the rest; one with fewer receives units of others into the rows after its own. No rank does both.
 
-Between ranks a unit is one row of :func:`row_bytes` bytes: its values in ``layout.dtypes.stored_temporal``, then with
-INT8 its scales in ``layout.dtypes.temporal``. A buffer of ``n`` checkpoints holds rows ordered by (peer, checkpoint,
-unit), so that one variable-split all-to-all moves them all.
+Between ranks a unit is one row of :func:`row_bytes` bytes: its values in ``layout.dtypes.stored_temporal`` and, if
+quantised, its scales in ``layout.dtypes.temporal``. A buffer of ``n`` checkpoints holds rows ordered by (peer,
+checkpoint, unit), so that one variable-split all-to-all moves them all.
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ from dasc.placement import Placement
 
 
 def row_bytes(layout: Layout) -> int:
-    """Bytes of one unit on its way between ranks: its values and, with INT8, its scales."""
-    geometry, dtypes = layout.geometry, layout.dtypes
-    scale_bytes = geometry.scales_per_unit * dtypes.temporal.itemsize if dtypes.int8 else 0
-    return geometry.unit_elements * dtypes.stored_temporal.itemsize + scale_bytes
+    """Bytes of one unit on its way between ranks: its values and, if quantised, its scales."""
+    return layout.geometry.stored_unit_bytes(layout.dtypes) + layout.geometry.unit_scale_bytes(layout.dtypes)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from dasc.contract import DenseState, PackedState, check_pack, check_slots, chec
 from dasc.fast.triton.aot import ShippedKernel
 from dasc.fast.triton.checkpoint_launch import RowBuffer, pack_launch, unpack_launch
 from dasc.fast.triton.checkpoint_tables import TileTables
-from dasc.geometry import DtypePolicy, StateGeometry, dtype_name
+from dasc.geometry import DtypePolicy, Quantization, StateGeometry, dtype_name
 from dasc.layout import Layout, RaggedLayout
 
 
@@ -50,16 +50,16 @@ def unpack_slots(
 
 @torch.no_grad()
 def pack(state: Tensor, conv: Tensor, layout: Layout) -> PackedState:
-    """Store ``N`` states; see :func:`dasc.fast.pack`. In INT8 it waits for the device, to see what it must refuse."""
+    """Store ``N`` states; see :func:`dasc.fast.pack`. Quantised, it waits for the device, to see what to refuse."""
     N = check_pack(state, conv, layout)
     geometry, dtypes = layout.geometry, layout.dtypes
-    temporal = state.new_empty(slots_shape(layout, N, geometry.unit_shape), dtype=dtypes.stored_temporal)
-    scales = state.new_empty(slots_shape(layout, N, geometry.scale_shape)) if dtypes.int8 else None
+    temporal = state.new_empty(slots_shape(layout, N, geometry.stored_unit_shape(dtypes)), dtype=dtypes.stored_temporal)
+    scales = None if dtypes.quantized is None else state.new_empty(slots_shape(layout, N, geometry.scale_shape))
     packed = PackedState(temporal, torch.empty_like(conv), scales)
     slots = torch.arange(N, device=state.device)
     pack_launch(DenseState(state, conv), slots, packed, slots, layout, tile_tables(layout, state.device)).run()
     if scales is not None and bool(scales.isnan().any()):
-        raise ValueError("state must be finite in float32 to be stored as INT8, got NaN or infinity in a retained unit")
+        raise ValueError("state must be finite in float32 to be quantised, got NaN or infinity in a retained unit")
     return packed
 
 
@@ -96,7 +96,7 @@ def shipped() -> list[ShippedKernel]:
 def shipped_for(label: str, layout: RaggedLayout, tables: TileTables, buffer: RowBuffer | None) -> list[ShippedKernel]:
     """The store and both loads of a layout, on pools without memory."""
     native, store, slots = _meta_pools(layout)
-    form = "_int8" if layout.dtypes.int8 else ""
+    form = f"_{layout.dtypes.quantized}" if layout.dtypes.quantized else ""
     name = f"{label}{layout.geometry.kind}_{dtype_name(layout.dtypes.temporal)}{form}"
     zero = unpack_launch(store, slots, native, slots, layout, tables, "zero", buffer)
     leave = unpack_launch(store, slots, native, slots, layout, tables, "leave", buffer)
@@ -114,7 +114,9 @@ def shipped_layouts() -> list[RaggedLayout]:
         StateGeometry("shipped", "gdn", 2, blocks, heads, heads // 2, head_v_dim=128, head_k_dim=128),
         StateGeometry("shipped", "kda", 2, blocks, heads, heads, head_v_dim=128, head_k_dim=128),
     )
-    forms = [DtypePolicy(temporal, int8=True) for temporal in (torch.float32, torch.bfloat16, torch.float16)]
+    quantized: tuple[Quantization, ...] = ("int8", "int4")
+    temporals = (torch.float32, torch.bfloat16, torch.float16)
+    forms = [DtypePolicy(temporal, quantized=form) for form in quantized for temporal in temporals]
     forms += [DtypePolicy(torch.float32), DtypePolicy(torch.bfloat16)]  # FP16 is copied as BF16 is
     return [
         RaggedLayout.from_mask(geometry, torch.ones(2, geometry.units_per_layer, dtype=torch.bool), dtypes)

@@ -3,7 +3,10 @@
 The grid is flat: ``jobs`` programs a checkpoint. The first ``unit_jobs`` of them copy a tile of units each, the rest a
 block of convolution rows. A tile is ``[BLOCK_V, BLOCK_K]`` of one head. Where its KDA channels become rows, the
 compiler turns it over in shared memory, so that both sides are coalesced. Which head a tile is of and where its units
-are stored comes from tables (:mod:`dasc.fast.triton.checkpoint_tables`).
+are stored comes from tables (:mod:`dasc.fast.triton.checkpoint_tables`). ``BITS`` is 0 for exact copies, else 8 or 4.
+
+In INT4 a tile is one of stored bytes, and ``V`` is half of the values: byte ``v`` holds the codes of values ``v`` and
+``v + V``, which are two loads or stores of the same tile.
 """
 
 # mypy: ignore-errors
@@ -15,7 +18,8 @@ import triton.language as tl
 from dasc import contract
 
 MIN_ABSMAX = tl.constexpr(contract.MIN_ABSMAX)
-QMAX = tl.constexpr(float(contract.QMAX))
+QMAX_8 = tl.constexpr(float(contract.QMAX["int8"]))
+QMAX_4 = tl.constexpr(float(contract.QMAX["int4"]))
 MAX_FINITE = tl.constexpr(3.4028234663852886e38)
 ROUNDER = tl.constexpr(12582912.0)  # 1.5 * 2 ** 23: adding and subtracting it rounds |x| < 2 ** 22 half to even
 
@@ -51,16 +55,36 @@ def _in_buffer(row, slot_units, n, checkpoints, group_starts, group_sizes, v, k,
 
 
 @triton.jit
-def _quantize(x):
-    """Eq. 8 over axis 0: ``q`` in int8 and the FP32 scale; ``0`` and NaN for a column with NaN or infinity."""
-    is_finite = tl.abs(x) <= MAX_FINITE
-    x = tl.where(is_finite, x, 0.0)
-    is_broken = tl.max(tl.where(is_finite, 0, 1), axis=0) == 1
-    scale = tl.div_rn(tl.maximum(tl.max(tl.abs(x), axis=0), MIN_ABSMAX), QMAX)
+def _absmax(x):
+    """Largest magnitude over axis 0, infinity for a column with NaN or infinity."""
+    x = tl.abs(x)
+    return tl.max(tl.where(x <= MAX_FINITE, x, float("inf")), axis=0)
+
+
+@triton.jit
+def _codes(x, absmax, scale, QMAX: tl.constexpr):
+    """``q`` of eq. 8 in int8; 0 in a column with NaN or infinity."""
     q = tl.div_rn(x, tl.broadcast_to(scale[None, :], x.shape))
     q = (q + ROUNDER) - ROUNDER
     q = tl.minimum(tl.maximum(q, -QMAX), QMAX)
-    return tl.where(is_broken[None, :], 0.0, q).to(tl.int8), tl.where(is_broken, float("nan"), scale)
+    return tl.where((absmax <= MAX_FINITE)[None, :], q, 0.0).to(tl.int8)
+
+
+@triton.jit
+def _quantize(x):
+    """Eq. 8 over axis 0: ``q`` and the FP32 scale; 0 and NaN for a column with NaN or infinity."""
+    absmax = _absmax(x)
+    scale = tl.div_rn(tl.maximum(absmax, MIN_ABSMAX), QMAX_8)
+    return _codes(x, absmax, scale, QMAX_8), tl.where(absmax <= MAX_FINITE, scale, float("nan"))
+
+
+@triton.jit
+def _quantize_halves(x, y):
+    """As ``_quantize`` in INT4, for the two halves of the values: codes of ``x`` in the low halves of bytes."""
+    absmax = tl.maximum(_absmax(x), _absmax(y))
+    scale = tl.div_rn(tl.maximum(absmax, MIN_ABSMAX), QMAX_4)
+    low, high = _codes(x, absmax, scale, QMAX_4), _codes(y, absmax, scale, QMAX_4)
+    return (low & 15) | (high << 4), tl.where(absmax <= MAX_FINITE, scale, float("nan"))
 
 
 @triton.jit
@@ -143,7 +167,7 @@ def pack_kernel(
     buffer_row,
     buffer_scales_row,
     KDA: tl.constexpr,
-    INT8: tl.constexpr,
+    BITS: tl.constexpr,
     PARTITION: tl.constexpr,
     V: tl.constexpr,
     K: tl.constexpr,
@@ -174,9 +198,14 @@ def pack_kernel(
         else:
             is_read = (tl.load(sectors + job) + tl.zeros_like(k) != 0) & (k < K)
         native += layer * native_layer + source * native_slot + head * native_head
-        x = tl.load(native + v[:, None] * native_v + k[None, :] * native_k, mask=in_v & is_read[None, :], other=0)
-        if INT8:
+        columns = native + k[None, :] * native_k
+        x = tl.load(columns + v[:, None] * native_v, mask=in_v & is_read[None, :], other=0)
+        if BITS == 8:
             x, scale = _quantize(x.to(tl.float32))
+        if BITS == 4:
+            y = tl.load(columns + (v + V)[:, None] * native_v, mask=in_v & is_read[None, :], other=0)
+            x, scale = _quantize_halves(x.to(tl.float32), y.to(tl.float32))
+        if BITS:
             scale = tl.where(is_read, scale, 0.0)
             scales += layer * scales_layer + target * scales_slot
         if PARTITION:
@@ -184,7 +213,7 @@ def pack_kernel(
                 row, slot_units, n, checkpoints, group_starts, group_sizes, v, k, KDA, K
             )
             tl.store(buffer + to_row[None, :] * buffer_row + place, x, mask=in_v & (is_kept & is_sent)[None, :])
-            if INT8:
+            if BITS:
                 tl.store(buffer_scales + to_row * buffer_scales_row + scale_place, scale, mask=is_kept & is_sent)
             is_kept = is_kept & (row < slot_units)
         row = row.to(tl.int64)
@@ -194,7 +223,7 @@ def pack_kernel(
             x,
             mask=in_v & is_kept[None, :],
         )
-        if INT8:
+        if BITS:
             tl.store(scales + row * scales_row + k * scales_k, scale, mask=is_kept)
     else:
         _copy_conv(
@@ -258,7 +287,7 @@ def unpack_kernel(
     buffer_row,
     buffer_scales_row,
     KDA: tl.constexpr,
-    INT8: tl.constexpr,
+    BITS: tl.constexpr,
     PARTITION: tl.constexpr,
     LEAVE: tl.constexpr,
     V: tl.constexpr,
@@ -292,7 +321,7 @@ def unpack_kernel(
             mask=in_v & is_own[None, :],
             other=0,
         )
-        if INT8:
+        if BITS:
             scales += layer * scales_layer + source * scales_slot
             scale = tl.load(scales + own_row * scales_row + k * scales_k, mask=is_own, other=0)
         if PARTITION:
@@ -302,16 +331,21 @@ def unpack_kernel(
             is_sent = is_sent & is_kept
             came = tl.load(buffer + from_row[None, :] * buffer_row + place, mask=in_v & is_sent[None, :], other=0)
             x = tl.where(is_sent[None, :], came, x)
-            if INT8:
+            if BITS:
                 came_scale = tl.load(buffer_scales + from_row * buffer_scales_row + scale_place, mask=is_sent, other=0)
                 scale = tl.where(is_sent, came_scale, scale)
-        if INT8:
-            x = _dequantize(x, scale)
         is_written = k < K
         if LEAVE:
             is_written = is_kept
         native += layer * native_layer + target * native_slot + head * native_head
-        tl.store(native + v[:, None] * native_v + k[None, :] * native_k, x, mask=in_v & is_written[None, :])
+        columns = native + k[None, :] * native_k
+        if BITS == 4:
+            high = _dequantize(x >> 4, scale)
+            tl.store(columns + (v + V)[:, None] * native_v, high, mask=in_v & is_written[None, :])
+            x = (x << 4) >> 4
+        if BITS:
+            x = _dequantize(x, scale)
+        tl.store(columns + v[:, None] * native_v, x, mask=in_v & is_written[None, :])
     else:
         _copy_conv(
             store_conv + source * store_conv_slot,

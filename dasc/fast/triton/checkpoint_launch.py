@@ -19,6 +19,7 @@ from dasc.fast.triton.launch import on_device_of
 from dasc.layout import Layout, RaggedLayout
 
 _INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_BITS = {None: 0, "int8": 8, "int4": 4}
 _TRITON_TYPE = {
     torch.int8: "i8",
     torch.int16: "i16",
@@ -36,7 +37,7 @@ class RowBuffer:
 
     Attributes:
         values: ``[rows, ..]`` stored values, as integers.
-        scales: ``[rows, ..]`` of the same rows, in INT8.
+        scales: ``[rows, ..]`` of the same rows, if quantised.
         group_starts: int32, for each unit of one checkpoint the number of units that go to earlier peers.
         group_sizes: int32, the number of units that go to the same peer.
     """
@@ -140,13 +141,13 @@ def _arguments(
     buffer: RowBuffer | None,
 ) -> dict[str, Any]:
     """All that both kernels take."""
-    geometry, config, int8 = layout.geometry, tables.config, layout.dtypes.int8
+    geometry, config, quantized = layout.geometry, tables.config, layout.dtypes.quantized
     channels, rows = _conv_shape(native.conv, store.conv)
     block_r = triton.next_power_of_2(rows)
     block_c = config.block_c // block_r
     conv_jobs = geometry.num_layers * triton.cdiv(channels, block_c) if geometry.conv_width > 1 else 0
     return {
-        "native": native.temporal if int8 else as_integers(native.temporal),
+        "native": native.temporal if quantized else as_integers(native.temporal),
         "native_conv": as_integers(native.conv),
         "store": as_integers(store.temporal),
         "store_conv": as_integers(store.conv),
@@ -171,9 +172,9 @@ def _arguments(
         "buffer_row": 0 if buffer is None else buffer.values.stride(0),
         "buffer_scales_row": 0 if buffer is None or buffer.scales is None else buffer.scales.stride(0),
         "KDA": geometry.kind == "kda",
-        "INT8": int8,
+        "BITS": _BITS[quantized],
         "PARTITION": buffer is not None,
-        "V": geometry.head_v_dim,
+        "V": geometry.stored_unit_shape(layout.dtypes)[0],
         "K": geometry.head_k_dim,
         "CONV_C": channels,
         "CONV_R": rows,

@@ -21,7 +21,8 @@ class TileConfig:
     """Launch configuration of the checkpoint kernels.
 
     Attributes:
-        block_v: values of a tile, a power of two; all of them in INT8, whose scales are shared over ``V``.
+        block_v: values of a tile, or bytes of two in INT4, a power of two; all of them where they share scales over
+            ``V``.
         block_k: key channels of a tile, a power of two.
         sector_k: key channels of a memory sector, the least that is read.
         block_c: channels of a block of convolution rows.
@@ -39,13 +40,14 @@ def tile_config(layout: Layout) -> TileConfig:
     """The configuration for a layout.
 
     GDN heads are copied as they lie, in runs of 16 KiB. A tile of KDA channels is one cache line wide and has all
-    values, so that loads along ``K`` and stores along ``V`` are both whole lines. Tiles that become INT8 are held in
-    registers as FP32: 32 channels of them.
+    values, so that loads along ``K`` and stores along ``V`` are both whole lines. Tiles that are quantised are held
+    in registers as FP32: 32 channels of them.
     """
     geometry, dtypes = layout.geometry, layout.dtypes
     itemsize = dtypes.temporal.itemsize
-    V, K = triton.next_power_of_2(geometry.head_v_dim), triton.next_power_of_2(geometry.head_k_dim)
-    if dtypes.int8:
+    V = triton.next_power_of_2(geometry.stored_unit_shape(dtypes)[0])
+    K = triton.next_power_of_2(geometry.head_k_dim)
+    if dtypes.quantized:
         block_v, block_k = V, min(K, 32)
     else:
         block_k = min(K, 128 if geometry.kind == "gdn" else LINE_BYTES // itemsize)
@@ -88,6 +90,7 @@ class TileTables:
     ) -> None:
         self.config = tile_config(layout)
         self._layout = layout
+        self._tiles_v = triton.cdiv(layout.geometry.stored_unit_shape(layout.dtypes)[0], self.config.block_v)
         self._device = device
         self._kept = layout.retained_units if kept is None else kept
         self._stored_units = layout.retained_units if stored_units is None else stored_units
@@ -111,8 +114,8 @@ class TileTables:
     def _of_heads(self, all_tiles: bool) -> tuple[Tensor, Tensor, Tensor]:
         """``place``, ``rows`` and ``sectors`` of the tiles of all heads, or of those that hold a retained unit."""
         geometry, config = self._layout.geometry, self.config
-        L, HV, V, K = geometry.state_shape
-        tiles_v, tiles_k = triton.cdiv(V, config.block_v), triton.cdiv(K, config.block_k)
+        L, HV, _, K = geometry.state_shape
+        tiles_v, tiles_k = self._tiles_v, triton.cdiv(K, config.block_k)
         rows = self._unit_rows().view(L, HV, 1, -1)
         if geometry.kind == "kda":
             rows = torch.nn.functional.pad(rows, (0, tiles_k * config.block_k - K), value=-1)
@@ -137,8 +140,7 @@ class TileTables:
             blocks = torch.nn.functional.pad(torch.arange(first, stop), (0, -(stop - first) % width), value=-1)
             rows = torch.cat([rows, blocks.view(-1, width)])
             layer = torch.cat([layer, torch.full((len(rows) - len(layer),), of_layer)])
-        tiles_v = triton.cdiv(geometry.head_v_dim, config.block_v)
-        of_block, v, k = torch.cartesian_prod(*(torch.arange(size) for size in (len(rows), tiles_v, tiles_k))).T
+        of_block, v, k = torch.cartesian_prod(*(torch.arange(size) for size in (len(rows), self._tiles_v, tiles_k))).T
         place = torch.stack([layer[of_block], torch.zeros_like(v), v, k], dim=1)
         rows = rows[of_block]
         return place, rows, self._sectors(torch.full_like(rows, -1))

@@ -34,7 +34,7 @@ def pack_partition(
     """Store what stays and write what goes to ``send``; see :mod:`dasc.fast.distributed.partition`.
 
     Raises:
-        ValueError: for INT8 units that leave their scales unaligned in a row.
+        ValueError: for quantised units that leave their scales unaligned in a row.
     """
     tables, groups = partition_tables(layout, routes, send.device)
     buffer = row_buffer(send, layout, groups)
@@ -71,17 +71,17 @@ def partition_tables(layout: RaggedLayout, routes: Routes, device: torch.device)
 
 
 def row_buffer(rows: Tensor, layout: RaggedLayout, groups: Tensor) -> RowBuffer | None:
-    """The parts of rows between ranks, uint8 ``[rows, row_bytes]``: values, then INT8 scales. ``None`` if none go."""
+    """The parts of rows between ranks, uint8 ``[rows, row_bytes]``: values, then scales. ``None`` if none go."""
     if groups.shape[1] == 0:
         return None
     dtypes = layout.dtypes
     values = rows.view(as_integers(torch.empty(0, dtype=dtypes.stored_temporal)).dtype)
-    if not dtypes.int8:
+    if dtypes.quantized is None:
         return RowBuffer(values, None, *groups)
-    itemsize, elements = dtypes.temporal.itemsize, layout.geometry.unit_elements
-    if elements % itemsize:
-        raise ValueError(f"INT8 units must be a multiple of {itemsize} bytes for impl 'triton', got {elements}")
-    return RowBuffer(values, rows.view(dtypes.temporal)[:, elements // itemsize :], *groups)
+    itemsize, size = dtypes.temporal.itemsize, layout.geometry.stored_unit_bytes(dtypes)
+    if size % itemsize:
+        raise ValueError(f"quantised units must be a multiple of {itemsize} bytes for impl 'triton', got {size}")
+    return RowBuffer(values, rows.view(dtypes.temporal)[:, size // itemsize :], *groups)
 
 
 def shipped() -> list[ShippedKernel]:

@@ -108,7 +108,7 @@ def _recur_with(others: OtherStates, q: Tensor, k: Tensor, v: Tensor, g: Tensor,
 
     writes = again(beta).masked_fill(_expand(before & (donor < 0)[:, None], beta), 0.0)
     inputs = (q, q[rows]), (k, again(k)), (v, again(v)), (g, again(g)), (beta, writes)
-    own, second = delta_rule(*map(torch.cat, inputs)).split([len(q), len(rows)])
+    own, second = torch.split(delta_rule(*map(torch.cat, inputs)), [len(q), len(rows)])
     return own.index_copy(0, rows, torch.where(_expand(before, second), own[rows], second))
 
 

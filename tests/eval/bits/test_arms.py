@@ -33,13 +33,13 @@ def units_of(kind: str = "kda", seed: int = 0) -> Units:
     )
 
 
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("width", [4, 8, 32])
 @pytest.mark.parametrize("kind", ["gdn", "kda"])
-def test_keep_or_drop_is_the_harness_arm_of_the_same_mask(kind: str, int8: bool):
+def test_keep_or_drop_is_the_harness_arm_of_the_same_mask(kind: str, width: int):
     held = prefixes_of(kind)
     before, mask = held.temporal.clone(), draw_mask(held.model)
-    loaded = quantised(held, mask.long() * (8 if int8 else 32))
-    expected = retain(held, mask, int8=int8)
+    loaded = quantised(held, mask.long() * width)
+    expected = retain(held, mask, quantized={4: "int4", 8: "int8", 32: None}[width])
     torch.testing.assert_close(loaded.temporal, expected.temporal, rtol=1e-6, atol=0)
     assert torch.equal(ask(loaded, questions()).right, ask(expected, questions()).right)
     assert loaded.conv is held.conv

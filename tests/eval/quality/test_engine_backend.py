@@ -7,7 +7,7 @@ import pytest
 
 import dasc.fast
 from dasc.eval.items import Ask, Item
-from dasc.eval.quality.arms import METHODS, ArmSpec
+from dasc.eval.quality.arms import METHODS, ArmSpec, selects
 from dasc.eval.quality.backend import Query, Reply, Residency
 from dasc.eval.quality.engine_backend import EngineBackend, EngineLimits, as_text, kv_tokens
 from dasc.eval.quality.protocol import make_blocks
@@ -15,7 +15,7 @@ from tests.eval.replay_runs import tiny_served
 
 SLOTS = 6
 PROMPTS = [tuple(np.random.default_rng(seed).integers(0, 256, 40).tolist()) for seed in range(5)]
-ARMS = [ArmSpec(m, 16 if m not in ("dense", "int8-all") else None, 1234 if m == "random" else None) for m in METHODS]
+ARMS = [ArmSpec(m, 16 if selects(m) else None, 1234 if m == "random" else None) for m in METHODS]
 
 
 def backend(spec: ArmSpec, *, slots: int = SLOTS, server_limit: int = 3, kind: str = "kda") -> EngineBackend:
@@ -99,9 +99,12 @@ def test_random_masks_keep_as_many_units_but_others():
 def test_settings_tell_what_a_checkpoint_takes():
     told = {spec.label: backend(spec).settings() for spec in ARMS}
     assert told["dense"]["compression"] == 1.0
+    assert told["int8-all"]["units_kept"] == told["int4-all"]["units_kept"]
     assert told["int8-all"]["units_kept"] == told["dense"]["units_kept"] == told["dense"]["units"]
-    assert told["nr 16"]["units_kept"] == told["int8 16"]["units_kept"] < told["dense"]["units"]
-    assert 1 < told["nr 16"]["compression"] < told["int8 16"]["compression"]
+    assert told["nr 16"]["units_kept"] == told["int8 16"]["units_kept"] == told["int4 16"]["units_kept"]
+    assert told["nr 16"]["units_kept"] < told["dense"]["units"]
+    ratios = [told[label]["compression"] for label in ("nr 16", "int8 16", "int4 16")]
+    assert 1 < ratios[0] < ratios[1] < ratios[2]
     assert told["padded 16"]["checkpoint_bytes"] >= told["nr 16"]["checkpoint_bytes"]
     assert told["wr 16"]["replay_tokens"] == 16 > told["nr 16"]["replay_tokens"] == 0
 

@@ -16,6 +16,7 @@ from dasc.eval.states import (
     zero_linear,
     zero_temporal,
 )
+from dasc.geometry import Quantization
 from dasc.models.tasks import Question
 from tests.cache.engine_runs import LogitsOf, build, checked_step
 from tests.eval.states.runs import constant_mask, contexts, draw_mask, model_of, prefixes_of, questions, tokens
@@ -70,17 +71,18 @@ def test_retaining_some_units_multiplies_the_state_by_the_mask(kind: str, gate: 
     assert changed.kv is held.kv
 
 
+@pytest.mark.parametrize(("quantized", "qmax"), [("int8", 127), ("int4", 7)])
 @pytest.mark.parametrize("kind", ["gdn", "kda"])
-def test_int8_is_the_stored_format(kind: str):
+def test_quantised_is_the_stored_format(kind: str, quantized: Quantization, qmax: int):
     """Every element lies on its scale's grid (eq. 8), and within half a step of what it was."""
     held = prefixes_of(kind)
-    loaded = retain(held, constant_mask(held.model, True), int8=True)
-    scales = held.temporal.abs().amax(dim=-2, keepdim=True).float().clamp(min=1e-8) / 127
+    loaded = retain(held, constant_mask(held.model, True), quantized=quantized)
+    scales = held.temporal.abs().amax(dim=-2, keepdim=True).float().clamp(min=1e-8) / qmax
     steps = loaded.temporal / scales
     assert (steps - steps.round()).abs().max() < 1e-4
     assert ((loaded.temporal - held.temporal).abs() <= 0.5001 * scales).all()
     assert not torch.equal(loaded.temporal, held.temporal)
-    expected = retain(held, constant_mask(held.model, True), int8=True, codec=dasc.reference)
+    expected = retain(held, constant_mask(held.model, True), quantized=quantized, codec=dasc.reference)
     assert_close(loaded.temporal, expected.temporal, 1e-6)
 
 
@@ -126,14 +128,23 @@ def test_windows_are_refreshed_the_same_however_many_run_together(monkeypatch: p
 
 
 @pytest.mark.parametrize("window", [0, 6])
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("quantized", [None, "int8", "int4"])
 @pytest.mark.parametrize("kind", ["gdn", "kda"])
-def test_the_engine_answers_the_same_from_its_compressed_checkpoints(kind: str, int8: bool, window: int):
-    """NR and WR, exact and INT8: what a greedy answer says, and the logits of each of its tokens."""
+def test_the_engine_answers_the_same_from_its_compressed_checkpoints(
+    kind: str, quantized: Quantization | None, window: int
+):
+    """NR and WR, exact and quantised: what a greedy answer says, and the logits of each of its tokens."""
     model, prompt = model_of(kind), tokens(3, 70)
     mask = draw_mask(model)
     engine = build(
-        model, native=6, compressed=6, mask=mask, int8=int8, window=window, spill=False, policies=(AtPromptEnd(),)
+        model,
+        native=6,
+        compressed=6,
+        mask=mask,
+        quantized=quantized,
+        window=window,
+        spill=False,
+        policies=(AtPromptEnd(),),
     )
     said, logits = [], []
     for number, context in enumerate(contexts()):
@@ -151,10 +162,10 @@ def test_the_engine_answers_the_same_from_its_compressed_checkpoints(kind: str, 
         said.append(answers[0].tokens)
         logits.append(torch.cat(seen.logits[-3:]))
     held = prefixes_of(kind)
-    arm = refresh(retain(held, mask, int8=int8), mask, window)
+    arm = refresh(retain(held, mask, quantized=quantized), mask, window)
     asked = [[Question(prompt, answer)] for answer in said]
     found = ask(arm, asked, keep_logits=True)
     assert found.right.all()
-    assert_close(found.logits, torch.cat(logits), 1e-6 if int8 else 1e-10)
+    assert_close(found.logits, torch.cat(logits), 1e-6 if quantized else 1e-10)
     dense = ask(held, asked, keep_logits=True)
     assert (dense.logits - found.logits).norm() > 1e-4 * dense.logits.norm()

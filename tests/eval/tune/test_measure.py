@@ -33,11 +33,11 @@ def report(folder: Path) -> TuneReport:
 
 
 def test_the_grid_has_every_way_at_its_size(report: TuneReport, folder: Path):
-    ways = [f"{way} {w}{int8}" for w in (4, 16) for int8 in ("", " INT8") for way in ("NR", "WR")]
-    assert [point.label for point in report.points] == [*ways, "all INT8"]
+    ways = [f"{way} {w}{q}" for w in (4, 16) for q in ("", " INT8", " INT4") for way in ("NR", "WR")]
+    assert [point.label for point in report.points] == [*ways, "all INT8", "all INT4"]
     model, checkpoint = load_task_model(folder), read_checkpoint(folder)
     for point in report.points:
-        dtypes = state_dtypes(model, int8=point.int8)
+        dtypes = state_dtypes(model, quantized=point.quantized)
         plan = build_plan(checkpoint, point.w_max or 4)
         mask = plan.mask if point.w_max else torch.ones_like(plan.mask)
         layout = RaggedLayout.from_mask(checkpoint.geometry, mask, dtypes)
@@ -55,7 +55,7 @@ def test_losses_are_those_of_each_way_by_hand(report: TuneReport, folder: Path):
     for task in TASKS:
         drawn = examples(task, 40, 3)
         held = Prefixes.of(model, [example.context for example in drawn])
-        loaded = refresh(retain(held, mask, int8=True), mask, 16)
+        loaded = refresh(retain(held, mask, quantized="int8"), mask, 16)
         for number in range(3):
             asked = [[], [], []]
             asked[number] = drawn[number].questions[:4]
@@ -66,12 +66,12 @@ def test_losses_are_those_of_each_way_by_hand(report: TuneReport, folder: Path):
     assert max(lost) >= point.log_prob.upper > point.log_prob.mean
 
 
-def test_where_nothing_is_omitted_there_is_no_way_to_compress_but_int8(folder: Path):
+def test_where_nothing_is_omitted_there_is_no_way_to_compress_but_codes(folder: Path):
     """With a lower gate input all horizons are longer than the cutoff."""
     settings = TuneSettings(w_max=(4,), gate_input=-8.0, tasks=("parity",), length=40, count=2)
     only = measure_points(folder, settings)
     assert only.settings["gate_input"] == -8.0
-    assert [point.label for point in only.points] == ["all INT8"]
+    assert [point.label for point in only.points] == ["all INT8", "all INT4"]
 
 
 def test_an_interrupted_run_goes_on(folder: Path, report: TuneReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

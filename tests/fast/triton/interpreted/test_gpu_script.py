@@ -19,12 +19,12 @@ def arguments(monkeypatch, tmp_path):
 def test_every_kernel_passes_the_gate_and_is_timed(arguments, capsys):
     assert run.main() == 0
     report = json.loads(arguments.read_text())
-    assert len(report["gate"]) == 14
+    assert len(report["gate"]) == 18
     assert {(row["what"], row["kind"]) for row in report["times"]} >= {
         (what, kind) for what in ("prefill", "decode") for kind in ("gdn", "kda")
     }
     assert {"pack", "unpack_zero", "unpack_leave"} <= {row["what"] for row in report["times"]}
-    assert "gate: 14 of 14" in capsys.readouterr().out
+    assert "gate: 18 of 18" in capsys.readouterr().out
 
 
 def test_a_wrong_kernel_ends_the_run_before_any_speed(arguments, capsys, monkeypatch):

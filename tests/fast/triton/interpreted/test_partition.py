@@ -14,11 +14,11 @@ from dasc.geometry import DtypePolicy
 from dasc.layout import rank_layouts
 from dasc.placement import Placement
 from dasc.reference.placement import place
-from tests.reference.test_packing import FP32, INT8, PackingCase, packing_cases
+from tests.reference.test_packing import FP32, INT4, INT8, PackingCase, packing_cases
 from tests.slot_pools import Pools, poisoned_pools, same_bits, same_pools
 
 FEW = settings(max_examples=8)
-POLICIES = [FP32, INT8, DtypePolicy(torch.bfloat16), DtypePolicy(torch.float16, int8=True)]
+POLICIES = [FP32, INT8, DtypePolicy(torch.bfloat16), DtypePolicy(torch.float16, quantized="int8"), INT4]
 
 
 def uneven(kind: str, dtypes: DtypePolicy = FP32) -> PackingCase:
@@ -76,14 +76,14 @@ def assert_as_the_cpu_form(case: PackingCase, ranks: int, strided: bool) -> None
             assert same_pools(mine, theirs)
 
 
-@pytest.mark.parametrize("dtypes", POLICIES, ids=["fp32", "int8", "bf16", "fp16_int8"])
+@pytest.mark.parametrize("dtypes", POLICIES, ids=["fp32", "int8", "bf16", "fp16_int8", "int4"])
 @pytest.mark.parametrize("kind", ["gdn", "kda"])
 def test_units_go_to_their_slots_and_to_rows_by_destination_checkpoint_and_unit(kind, dtypes):
     case = uneven(kind, dtypes)
     placement, _ = placed(case, 4)
     peers = [sum(size > 0 for size in Routes.of(placement, rank).sent.splits) for rank in range(4)]
     assert max(peers) >= 2
-    assert_as_the_cpu_form(case, 4, strided=not dtypes.int8)
+    assert_as_the_cpu_form(case, 4, strided=not dtypes.quantized)
 
 
 @FEW
@@ -112,8 +112,9 @@ def test_what_is_loaded_is_what_was_stored(kind):
         assert same_bits(pools.native.temporal[:, pools.native_slots], expected)
 
 
-def test_int8_rows_with_unaligned_scales_are_refused():
-    case = replace(uneven("kda", INT8), V=3)
+@pytest.mark.parametrize(("dtypes", "V"), [(INT8, 3), (INT4, 6)])
+def test_rows_with_unaligned_scales_are_refused(dtypes, V):
+    case = replace(uneven("kda", dtypes), V=V)
     placement, layouts = placed(case, 4)
     rank = next(rank for rank in range(4) if Routes.of(placement, rank).sent.count)
     routes, layout = Routes.of(placement, rank), layouts[rank]

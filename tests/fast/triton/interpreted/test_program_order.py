@@ -4,6 +4,8 @@ Run backwards, each kernel must leave the same bits: a program that writes what 
 one of its launch writes, is seen here, where in ascending order the owner would put it right.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from triton.runtime.interpreter import interpreter_builder
@@ -72,11 +74,12 @@ def test_convolution(backwards):
     assert_same_both_ways(lambda: conv.causal_conv1d(x, weight, initial_state=state, cu_seqlens=bounds), backwards)
 
 
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("quantized", [None, "int8", "int4"])
 @pytest.mark.parametrize("omitted", ["zero", "leave"])
-def test_checkpoints(int8, omitted, backwards):
-    state, rows, layout = LARGE.build()
-    layout = type(layout).from_mask(layout.geometry, layout.mask, DtypePolicy(layout.dtypes.temporal, int8=int8))
+def test_checkpoints(quantized, omitted, backwards):
+    state, rows, layout = replace(LARGE, V=18).build()
+    dtypes = DtypePolicy(layout.dtypes.temporal, quantized=quantized)
+    layout = type(layout).from_mask(layout.geometry, layout.mask, dtypes)
     pools = poisoned_pools(state, rows.to(layout.dtypes.conv), layout, 0)
 
     def run():
