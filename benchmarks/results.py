@@ -56,7 +56,7 @@ def experiments(models: tuple[str, ...] = MODELS) -> list[Experiment]:
         "baseline,zero-full-kv,zero-temporal,zero-linear,zero-both",
         "horizons": "eval horizons {}",
         "quality": f"eval quality tasks --model {{}} --length 256 --count 16 --w-max {W_GRID} "
-        "--arms dense,nr,wr,random,padded,int8,int8-all",
+        "--arms dense,nr,wr,random,padded,int8,int4,int8-all,int4-all",
         "bits": "eval bits {} --length 128 --count 20",
         "decay": f"eval decay {{}} --w-max {W_MAX} --length 256",
         "tune": "tune {} --quality-budget 0.02 --measure log-prob --memory 2MiB --length 128",

@@ -23,8 +23,8 @@ this page from their files. Every command takes the folder of another small mode
 a server with a model of any size. Greedy answers, FP32, seeds as in the files. Brackets are 95 % intervals.
 
 In training, the recurrent states are replaced before the questions of the recall tasks, by zeros or by those of another
-sequence, so that attention has to answer them, as it does in large hybrids. Without this, models as small as these learn
-to recall from their states, and contexts this short fit into these.
+sequence, so that attention has to answer them, as it does in large hybrids. Without this, models this small learn to
+recall from their states, which contexts of a few hundred tokens fit into.
 
 The quantities are explained in [quality.md](quality.md) (protocol and statistics) and [omission.md](omission.md).
 """
