@@ -58,8 +58,8 @@ def experiments(models: tuple[str, ...] = MODELS) -> list[Experiment]:
         "quality": f"eval quality tasks --model {{}} --length 256 --count 16 --w-max {W_GRID} "
         "--arms dense,nr,wr,random,padded,int8,int4,int8-all,int4-all",
         "bits": "eval bits {} --length 128 --count 20",
-        "decay": f"eval decay {{}} --w-max {W_MAX} --length 256",
-        "tune": "tune {} --quality-budget 0.02 --measure log-prob --memory 2MiB --length 128",
+        "decay": f"eval decay {{}} --w-max {W_MAX}",
+        "tune": "tune {} --quality-budget 0.02 --measure log-prob --memory 2MiB --length 128 --count 30",
     }
     return [Experiment(model, name, text.format(model)) for name, text in protocols.items() for model in models]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from dasc.models.zoo import MODELS, model_folder
 
+_ALL_ITEMS = "all items"
 FIGURES = "results"
 """Folder of the figures, beside the page."""
 
@@ -126,14 +127,17 @@ def _sum(layers: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _quality(found: Mapping[str, Any]) -> str:
-    rows, keys = [], [(c["method"], c["w_max"]) for c in found["table"]["rows"][0]["cells"]]
-    for row in found["table"]["rows"]:
-        cells = []
-        for cell in row["cells"]:
-            spread = "" if cell["sd"] is None else f" ± {cell['sd']:.3f}"
-            cells.append(f"{cell['score']:.3f}{spread}")
-        rows.append([row["task"], str(row["items"]), f"{row['hit']:.3f}", *cells])
-    header = ["task", "items", "hit", *(" ".join(str(part) for part in key if part is not None) for key in keys)]
+    """Arms below one another, tasks side by side; the row over all items comes first."""
+    tasks = found["table"]["rows"]
+    tasks = [*(row for row in tasks if row["task"] == _ALL_ITEMS), *(row for row in tasks if row["task"] != _ALL_ITEMS)]
+    stored = {(arm["method"], arm["w_max"]): arm["settings"] for arm in found["arms"]}
+    rows = []
+    for number, key in enumerate((c["method"], c["w_max"]) for c in tasks[0]["cells"]):
+        settings, cells = stored[key], [row["cells"][number] for row in tasks]
+        scores = [f"{c['score']:.3f}" + ("" if c["sd"] is None else f" ± {c['sd']:.3f}") for c in cells]
+        kept = f"{settings['units_kept'] / settings['units']:.1%}"
+        rows.append([" ".join(str(p) for p in key if p is not None), kept, f"{settings['compression']:.2f}", *scores])
+    rows.append(["hit, all arms", "", "", *(f"{row['hit']:.3f}" for row in tasks)])
     compared = [
         [
             f"{c['first']} - {c['second']}",
@@ -142,24 +146,15 @@ def _quality(found: Mapping[str, Any]) -> str:
             f"{c['p_holm']:.4f}",
         ]
         for c in found["table"]["comparisons"]
-        if c["task"] == "all items"
+        if c["task"] == _ALL_ITEMS
     ]
-    kept = [
-        [
-            arm["label"],
-            f"{arm['settings']['units_kept'] / arm['settings']['units']:.1%}",
-            f"{arm['settings']['compression']:.2f}",
-        ]
-        for arm in found["arms"]
-        if arm["mask_seed"] is None
-    ]
+    header = ["arm", "units kept", "dense bytes / bytes", *(f"{row['task']} ({row['items']})" for row in tasks)]
     return "\n".join(
         [
+            "Scores by task (items); ± is the standard deviation over Random's masks.\n",
             _table(header, rows),
             "Differences over all items, in points of score:\n",
             _table(["arms", "difference", "p", "p, Holm"], compared),
-            "What is stored:\n",
-            _table(["arm", "units", "dense bytes / bytes"], kept),
             *(f"**Failed:** {failure}\n" for failure in found["table"]["failures"]),
         ]
     )

@@ -47,9 +47,14 @@ _positive = click.IntRange(min=1)
     help="A bundled model (kda, kda-safe, gdn) or the folder of a small Qwen3-Next or Kimi-Linear.",
 )
 @click.option(
-    "--arms", metavar="NAMES", callback=_arms, default="dense,nr,wr", show_default=True, help=f"Out of {ARM_NAMES}."
+    "--arms",
+    metavar="NAMES",
+    callback=_arms,
+    default="dense,nr,wr,int4",
+    show_default=True,
+    help=f"Out of {ARM_NAMES}.",
 )
-@click.option("--w-max", type=IntList(4), help="Cutoffs in tokens; 64 by default, 16 for Kimi-Linear.")
+@click.option("--w-max", type=IntList(4), help="Cutoffs in tokens; 64 by default, 16 for a Kimi-Linear of one's own.")
 @click.option("--memory", type=ByteSize(), default="5MiB", show_default=True, help="State memory of each arm.")
 @click.option(
     "--kv-tokens",

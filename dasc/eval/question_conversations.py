@@ -14,7 +14,7 @@ _MOST_ANSWER_TOKENS = 3
 _STREAM = 2**32 - 2  # neither the examples of a training nor those of an evaluation
 
 
-def question_conversations(count: int, limits: Limits, *, length: int = 512, seed: int = 0) -> list[list[Turn]]:
+def question_conversations(count: int, limits: Limits, *, length: int = 256, seed: int = 0) -> list[list[Turn]]:
     """Examples of the tasks that ask several questions about one context, the tasks in turn.
 
     A prompt holds the context, the earlier questions and, as in training, all of their answers but the last tokens.

@@ -95,8 +95,8 @@ def test_a_bundled_model_reads_chats_too(tmp_path: Path, monkeypatch: pytest.Mon
     ("args", "message"),
     [
         (["--turns", "9"], "turns must be 1 to 8 where questions are asked, got 9"),
-        (["--max-context", "100"], "take up to 512 tokens and answers 3, the limits are 100 and 1024"),
-        (["--max-new-tokens", "2"], "take up to 512 tokens and answers 3, the limits are 16384 and 2"),
+        (["--max-context", "100"], "take up to 256 tokens and answers 3, the limits are 100 and 1024"),
+        (["--max-new-tokens", "2"], "take up to 256 tokens and answers 3, the limits are 16384 and 2"),
     ],
 )
 def test_questions_are_not_cut(args: list[str], message: str, tmp_path: Path, capsys, monkeypatch):

@@ -75,3 +75,10 @@ def test_wrong_input_raises_what_the_command_prints_in_one_line(args: tuple[str,
     result = run(*args, model)
     assert isinstance(result.exception, ValueError)
     assert message in str(result.exception)
+
+
+def test_a_window_that_reaches_back_to_the_first_token_leaves_no_error_to_show(model: str):
+    arguments = ("--ticks", "0,4", "--suffixes", "0", "--w-max", "48")
+    result = run("eval", "decay", model, *SMALL, *arguments)
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert "wr: all layers 0.0e+00 0.0e+00" in " ".join(result.stdout.replace("│", " ").split())

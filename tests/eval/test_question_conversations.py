@@ -24,7 +24,7 @@ def test_each_turn_asks_one_question_more_and_is_the_start_of_the_next():
             told = turn.prompt + turn.right[:-1]
             assert after.prompt[: len(told)] == told
             assert len(after.prompt) == len(told) + 2
-        assert len(turns[-1].prompt) <= 512
+        assert len(turns[-1].prompt) <= 256
 
 
 def test_what_is_right_was_told():
@@ -46,7 +46,7 @@ def test_the_seed_draws_everything():
     [
         (0, Limits(), "count must be >= 1, got 0"),
         (1, Limits(turns=9), "turns must be 1 to 8"),
-        (1, Limits(context_tokens=511), "up to 512 tokens and answers 3, the limits are 511 and 1024"),
+        (1, Limits(context_tokens=255), "up to 256 tokens and answers 3, the limits are 255 and 1024"),
         (1, Limits(answer_tokens=2), "the limits are 16384 and 2"),
     ],
 )

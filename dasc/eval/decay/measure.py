@@ -117,8 +117,12 @@ class DecayReport:
         return relative_to_dense(self.traces[task], arm, name, layer)
 
     def first_layer(self, arm: str) -> int:
-        """The first recurrent layer whose state is off at the hit: up to it, all inputs are the dense ones."""
-        return next(layer for layer, square in enumerate(self.traces["all"]["arms"][arm]["error"][0]) if square > 0)
+        """The first recurrent layer whose state is off at the hit: up to it, all inputs are the dense ones.
+
+        It is the first of all when none is off, as when the window reaches back to the first token.
+        """
+        at_hit = self.traces["all"]["arms"][arm]["error"][0]
+        return next((layer for layer, square in enumerate(at_hit) if square > 0), 0)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

@@ -124,9 +124,18 @@ def _qwen() -> HybridConfig:
     return _config(geometry, GroupedAttentionConfig(2, 1, 32, rotary_dim=16, rope_theta=10_000.0), None)
 
 
+# What the models above learn last, without the tasks that they learn first.
+_TRACKING = Recipe(
+    _kimi("kimi_linear", None),
+    tasks=("latest_value", "variable_tracking", "common_words", "frequent_words", "parity", "permutation"),
+    steps=3_000,
+    curriculum=(Stage(1_000, (32, 64)), Stage(1_800, (64, 128)), Stage(3_000, (128, 256, 512))),
+)
+
 RECIPES: dict[str, Recipe] = {
     "kda": Recipe(_kimi("kimi_linear", None)),
     "kda-safe": Recipe(_kimi("kimi_k3", -5.0)),
     "gdn": Recipe(_qwen()),
+    "kda-tracking": _TRACKING,
 }
 """By name of the folder in ``dasc/models/zoo``."""
