@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.results_page import FIGURES, figures, page
-from dasc.models.zoo import MODELS
+from dasc.models.train.recipes import RECIPES
+from dasc.models.zoo import MODELS, SPECIALISTS
 
 W_GRID = "32,64,128,256"
 W_MAX = "128"
@@ -49,19 +50,26 @@ class Experiment:
         return f"dasc {self.arguments} -o {self.key}"
 
 
-def experiments(models: tuple[str, ...] = MODELS) -> list[Experiment]:
+def experiments() -> list[Experiment]:
     """All of them, in the order of the page."""
+    interventions = (
+        "eval interventions {} --length 128 --count 60 --arms baseline,zero-full-kv,zero-temporal,zero-linear,zero-both"
+    )
     protocols = {
-        "interventions": "eval interventions {} --length 128 --count 60 --arms "
-        "baseline,zero-full-kv,zero-temporal,zero-linear,zero-both",
+        "interventions": interventions,
         "horizons": "eval horizons {}",
         "quality": f"eval quality tasks --model {{}} --length 256 --count 16 --w-max {W_GRID} "
         "--arms dense,nr,wr,random,padded,int8,int4,int8-all,int4-all",
+        "tune": "tune {} --quality-budget 0.02 --measure log-prob --memory 2MiB --length 128 --count 30",
         "bits": "eval bits {} --length 128 --count 20",
         "decay": f"eval decay {{}} --w-max {W_MAX}",
-        "tune": "tune {} --quality-budget 0.02 --measure log-prob --memory 2MiB --length 128 --count 30",
     }
-    return [Experiment(model, name, text.format(model)) for name, text in protocols.items() for model in models]
+    of_models = [Experiment(model, name, text.format(model)) for name, text in protocols.items() for model in MODELS]
+    of_specialists = [
+        Experiment(model, "interventions", f"{interventions.format(model)} --tasks {','.join(RECIPES[model].tasks)}")
+        for model in SPECIALISTS
+    ]
+    return of_models + of_specialists
 
 
 def main() -> None:
@@ -81,7 +89,7 @@ def main() -> None:
     for experiment in planned:
         if experiment.key in wanted and not given.page_only:
             _run(experiment, given.output)
-    given.page.write_text(page(given.output, {e.key: e.command for e in planned}))
+    given.page.write_text(page(given.output, {(e.name, e.model): e.command for e in planned}))
     (given.page.parent / FIGURES).mkdir(exist_ok=True)
     for name, path in figures(given.output).items():
         shutil.copyfile(path, given.page.parent / FIGURES / name)

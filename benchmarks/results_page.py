@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dasc.models.zoo import MODELS, model_folder
+from dasc.models.zoo import MODELS, SPECIALISTS, model_folder
 
 _ALL_ITEMS = "all items"
 FIGURES = "results"
@@ -31,19 +31,21 @@ The quantities are explained in [quality.md](quality.md) (protocol and statistic
 """
 
 
-def page(folder: Path, commands: Mapping[str, str]) -> str:
+def page(folder: Path, commands: Mapping[tuple[str, str], str]) -> str:
     """Markdown of all experiments in ``folder`` that are finished; what is not is said.
 
     Args:
-        folder: with one folder for each experiment.
-        commands: by key, ``MODEL-NAME``.
+        folder: with one folder for each experiment, ``MODEL-PROTOCOL``.
+        commands: by protocol and model.
     """
     sections = [_INTRODUCTION, "## The models\n", _models()]
     for name, (title, figure, render) in _SECTIONS.items():
         sections.append(f"## {title}\n")
-        for model in MODELS:
+        for (protocol, model), command in commands.items():
+            if protocol != name:
+                continue
             key = f"{model}-{name}"
-            sections.append(f"### {model}\n\n    {commands[key]}\n")
+            sections.append(f"### {model}\n\n    {command}\n")
             path = folder / key / f"{name}.json"
             sections.append(render(json.loads(path.read_text())) if path.exists() else "Not measured.\n")
             if (folder / key / f"{figure}.png").exists():
@@ -68,20 +70,29 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _models() -> str:
-    """How much of each task a model answers dense, by length, from the file that its training left."""
+    """How much of each task a model answers dense, by length, from the file that its training left.
+
+    A right answer is right in every token; beside it, the share of its tokens that are.
+    """
     parts = []
-    for model in MODELS:
+    for model in (*MODELS, *SPECIALISTS):
         found = json.loads((model_folder(model) / "training.json").read_text())
         lengths = sorted({int(length) for of_task in found["scores"].values() for length in of_task})
         rows = [
-            [task, *(f"{of_task[str(n)]['right']:.1%}" if str(n) in of_task else "" for n in lengths)]
+            [task, *(_score(of_task[str(n)]) if str(n) in of_task else "" for n in lengths)]
             for task, of_task in found["scores"].items()
         ]
+        table = _table(["task", *map(str, lengths)], rows)
         parts.append(
-            f"**{model}**: {found['parameters']:,} parameters, {found['steps']:,} steps, `{found['command']}`.\n"
-            f"Questions answered right, by length:\n\n{_table(['task', *map(str, lengths)], rows)}"
+            f"**{model}**: {found['parameters']:,} parameters, {found['steps']:,} steps in {found['minutes']:.0f} "
+            f"minutes of a shared core, `{found['command']}`.\n"
+            f"Questions answered right (answer tokens right), by length:\n\n{table}"
         )
     return "\n".join(parts)
+
+
+def _score(found: Mapping[str, float]) -> str:
+    return f"{found['right']:.1%} ({found['tokens']:.1%})"
 
 
 def _interventions(found: Mapping[str, Any]) -> str:

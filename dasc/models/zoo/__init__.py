@@ -8,6 +8,9 @@ _ROOT = Path(__file__).parent
 MODELS = ("kda", "kda-safe", "gdn")
 """KDA with the softplus gate, KDA with the safe gate, GDN with the softplus gate."""
 
+SPECIALISTS = ("kda-tracking",)
+"""Trained on some of the tasks only."""
+
 
 def model_folder(name: str | Path) -> Path:
     """The folder of a bundled model by its name; any other ``name`` is taken for a folder itself.
@@ -15,7 +18,7 @@ def model_folder(name: str | Path) -> Path:
     Raises:
         ValueError: for a bundled model whose weights are not there.
     """
-    if str(name) not in MODELS:
+    if str(name) not in (*MODELS, *SPECIALISTS):
         return Path(name)
     folder = _ROOT / name
     if not folder.is_dir():
