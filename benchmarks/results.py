@@ -1,6 +1,6 @@
 """Every table of ``docs/results.md``, from the bundled models: run the commands, then write the page.
 
-    python -m benchmarks.results -o build/results            # all of it: half an hour a model on a core
+    python -m benchmarks.results -o build/results            # all of it: a quarter of an hour a model on a core
     python -m benchmarks.results -o build/results --only kda-bits,gdn-bits
     python -m benchmarks.results -o build/results --page-only
 
@@ -60,7 +60,7 @@ def experiments() -> list[Experiment]:
         "horizons": "eval horizons {}",
         "quality": f"eval quality tasks --model {{}} --length 256 --count 16 --w-max {W_GRID} "
         "--arms dense,nr,wr,random,padded,int8,int4,int8-all,int4-all",
-        "tune": "tune {} --quality-budget 0.02 --measure log-prob --memory 2MiB --length 128 --count 30",
+        "tune": "tune {} --quality-budget 0.02 --measure log-prob --memory 2MiB --count 30",
         "bits": "eval bits {} --length 128 --count 20",
         "decay": f"eval decay {{}} --w-max {W_MAX}",
     }

@@ -162,7 +162,8 @@ def _quality(found: Mapping[str, Any]) -> str:
     header = ["arm", "units kept", "dense bytes / bytes", *(f"{row['task']} ({row['items']})" for row in tasks)]
     return "\n".join(
         [
-            "Scores by task (items); ± is the standard deviation over Random's masks.\n",
+            "Scores by task (items); ± is the standard deviation over Random's masks. `wr` with a cutoff of the "
+            "prompts' length computes all of them again.\n",
             _table(header, rows),
             "Differences over all items, in points of score:\n",
             _table(["arms", "difference", "p", "p, Holm"], compared),

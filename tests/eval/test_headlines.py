@@ -27,6 +27,7 @@ ARMS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_the_headlines_hold(model: str):
     """Retained by horizon above as many at random; WR above NR at a large ``W_max``; INT8 within noise of dense."""

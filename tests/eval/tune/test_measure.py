@@ -1,5 +1,6 @@
 """A grid measured on a tiny random model: bytes, windows, pairing and resuming."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,14 @@ def test_the_grid_has_every_way_at_its_size(report: TuneReport, folder: Path):
         assert point.replay_tokens == (point.w_max if point.refresh else 0)
     assert report.dense_bytes == checkpoint.geometry.dense_bytes(state_dtypes(model))
     assert report.examples == 6
+
+
+def test_a_refresh_of_whole_examples_is_no_way(folder: Path):
+    settings = dataclasses.replace(SETTINGS, tasks=TASKS[:1], count=1, w_max=(16, 40))
+    labels = [point.label for point in measure_points(folder, settings).points]
+    assert "WR 16" in labels
+    assert "NR 40" in labels
+    assert not [label for label in labels if label.startswith("WR 40")]
 
 
 def test_losses_are_those_of_each_way_by_hand(report: TuneReport, folder: Path):
