@@ -28,7 +28,7 @@ def test_a_bundled_model_without_weights_says_how_to_train_it(tmp_path: Path, mo
         zoo.model_folder("kda")
 
 
-@pytest.mark.parametrize("name", zoo.MODELS)
+@pytest.mark.parametrize("name", [*zoo.MODELS, *zoo.SPECIALISTS])
 def test_a_bundled_model_is_what_its_recipe_trains(name: str):
     folder, recipe = zoo.model_folder(name), RECIPES[name]
     config, weights = load_hybrid(folder)
