@@ -26,8 +26,8 @@ a server with a model of any size. Greedy answers, FP32, seeds as in the files. 
 In training, the recurrent states are replaced before the questions of the recall tasks, by zeros or by those of another
 sequence, so that attention has to answer them, as it does in large hybrids. Without this, models this small learn to
 recall from their states, which contexts of a few hundred tokens fit into. Parity is right by chance in
-50 % and the permutation in 33 %. Neither is learned well, by the specialist no better than by the others: decays between
-0 and 1 cannot flip a sign.
+50 % and the permutation in 33 %. Neither is learned well, by the specialist no better than by the others: decays
+between 0 and 1 cannot flip a sign.
 
 The quantities are explained in [quality.md](quality.md) (protocol and statistics) and [omission.md](omission.md).
 """
