@@ -23,7 +23,7 @@ from torch import Tensor
 
 from dasc import fast, reference
 from dasc.contract import DenseState, PackedState
-from dasc.geometry import DtypePolicy, Quantization
+from dasc.geometry import QUANTIZATIONS, DtypePolicy, Quantization
 from dasc.layout import Layout, RaggedLayout
 from tests.masks import model_mask
 
@@ -63,7 +63,7 @@ EXACT = [
 ]
 QUANTIZED = [
     Case(model, w_max, quantized)
-    for quantized in ("int8", "int4")
+    for quantized in QUANTIZATIONS
     for model, w_max in (("kimi-linear", 16), ("qwen3-next", 64))
 ]
 

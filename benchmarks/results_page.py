@@ -40,8 +40,8 @@ def page(folder: Path, commands: Mapping[tuple[str, str], str]) -> str:
         folder: with one folder for each experiment, ``MODEL-PROTOCOL``.
         commands: by protocol and model.
     """
-    sections = [_INTRODUCTION, "## The models\n", _models()]
-    for name, (title, figure, render) in _SECTIONS.items():
+    sections, shown = [_INTRODUCTION, "## The models\n", _models()], figures(folder)
+    for name, (title, _, render) in _SECTIONS.items():
         sections.append(f"## {title}\n")
         for (protocol, model), command in commands.items():
             if protocol != name:
@@ -50,7 +50,7 @@ def page(folder: Path, commands: Mapping[tuple[str, str], str]) -> str:
             sections.append(f"### {model}\n\n    {command}\n")
             path = folder / key / f"{name}.json"
             sections.append(render(json.loads(path.read_text())) if path.exists() else "Not measured.\n")
-            if (folder / key / f"{figure}.png").exists():
+            if f"{key}.png" in shown:
                 sections.append(f"![{title}: {model}]({FIGURES}/{key}.png)\n")
     return "\n".join(sections)
 
@@ -61,6 +61,7 @@ def figures(folder: Path) -> dict[str, Path]:
         f"{model}-{name}.png": folder / f"{model}-{name}" / f"{figure}.png"
         for name, (_, figure, _) in _SECTIONS.items()
         for model in MODELS
+        if figure is not None
     }
     return {name: path for name, path in paths.items() if path.exists()}
 

@@ -11,6 +11,7 @@ import torch
 
 Kind = Literal["gdn", "kda"]
 Quantization = Literal["int8", "int4"]
+QUANTIZATIONS: tuple[Quantization, ...] = ("int8", "int4")
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -37,7 +38,7 @@ class DtypePolicy:
             dtype = getattr(self, name)
             if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
                 raise ValueError(f"{name} must be a floating-point torch dtype, got {dtype!r}")
-        if self.quantized not in (None, "int8", "int4"):
+        if self.quantized not in (None, *QUANTIZATIONS):
             raise ValueError(f"quantized must be None, 'int8' or 'int4', got {self.quantized!r}")
 
     @property
@@ -46,6 +47,11 @@ class DtypePolicy:
         if self.quantized is None:
             return self.temporal
         return torch.int8 if self.quantized == "int8" else torch.uint8
+
+    @property
+    def stored_name(self) -> str:
+        """Name of what units are stored as: ``"int8"``, ``"int4"``, or of the temporal dtype."""
+        return self.quantized or dtype_name(self.temporal)
 
 
 @dataclass(frozen=True)
@@ -132,6 +138,11 @@ class StateGeometry:
     @property
     def unit_elements(self) -> int:
         return self.head_v_dim * (self.head_k_dim if self.kind == "gdn" else 1)
+
+    @property
+    def value_axis(self) -> int:
+        """The ``V`` axis of units, from the end."""
+        return -2 if self.kind == "gdn" else -1
 
     @property
     def scale_shape(self) -> tuple[int, ...]:

@@ -19,6 +19,11 @@ from dasc.placement import Placement
 LayoutKind = Literal["ragged", "padded"]
 
 
+def storage_label(kind: LayoutKind, dtypes: DtypePolicy) -> str:
+    """How units are stored, for people: ``ragged`` or ``padded, INT4``."""
+    return f"{kind}, {dtypes.quantized.upper()}" if dtypes.quantized else kind
+
+
 def check_mask(geometry: StateGeometry, mask: Tensor) -> None:
     """Raise unless ``mask`` is a boolean ``[L, units_per_layer]`` tensor of this geometry.
 

@@ -32,13 +32,13 @@ from torch import Tensor
 
 from dasc import fast, reference
 from dasc.contract import DenseState, PackedState, RefreshMerge, zero_slots
-from dasc.geometry import DtypePolicy, Quantization, StateGeometry
+from dasc.geometry import QUANTIZATIONS, DtypePolicy, Quantization, StateGeometry
 from dasc.layout import Layout, PaddedLayout, RaggedLayout
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 FLUSH_BYTES = 512 * 2**20  # ten times the L2 of an H200
 D = 128
-QUANTIZED: tuple[Quantization | None, ...] = (None, "int8", "int4")
+QUANTIZED: tuple[Quantization | None, ...] = (None, *QUANTIZATIONS)
 
 
 @dataclass

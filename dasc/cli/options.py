@@ -13,6 +13,9 @@ from dasc.units import parse_bytes
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 Decorator = Callable[[_Command], _Command]
 
+DEFAULT_MODEL = "kda"
+"""The bundled model that commands take when none is named."""
+
 MAX_TOKENS = 1 << 40
 """Larger cutoffs are a slip of the hand."""
 

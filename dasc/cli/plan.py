@@ -152,7 +152,7 @@ def as_dict(summary: ModelSummary) -> dict[str, Any]:
         "epsilon": summary.epsilon,
         "layout": summary.layout,
         "temporal_dtype": dtype_name(summary.dtypes.temporal),
-        "stored_dtype": summary.dtypes.quantized or dtype_name(summary.dtypes.temporal),
+        "stored_dtype": summary.dtypes.stored_name,
         "conv_dtype": dtype_name(summary.dtypes.conv),
         "budget_bytes_per_rank": summary.budget_bytes,
         "dense_bytes": summary.dense_bytes,
@@ -171,6 +171,8 @@ def print_summary(summary: ModelSummary, console: Console) -> None:
     """The two tables: the whole model by ``W_max``, then each tensor-parallel degree."""
     from rich.table import Table
 
+    from dasc.layout import storage_label
+
     checkpoint = summary.checkpoint
     geometry = checkpoint.geometry
     dense = format_bytes(summary.dense_bytes)
@@ -186,9 +188,7 @@ def print_summary(summary: ModelSummary, console: Console) -> None:
         f"{checkpoint.gate.gate} gate, a_s = {summary.gate_input:g}{note}, epsilon = {summary.epsilon:g}; "
         f"a dense checkpoint takes {dense}"
     )
-    quantized = summary.dtypes.quantized
-    how = f"{summary.layout}, {quantized.upper()}" if quantized else summary.layout
-    table = Table(title=f"Kept by W_max ({how})", title_justify="left")
+    table = Table(title=f"Kept by W_max ({storage_label(summary.layout, summary.dtypes)})", title_justify="left")
     headers = ["W_max", "units kept", "share", "layers", "C_temp padded", "C_temp ragged", "C_ckpt", "checkpoint"]
     if geometry.kind == "kda":
         headers.insert(3, "mixed pairs")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dasc.cli.options import ByteSize, IntList, result_options, threads_option
+from dasc.cli.options import DEFAULT_MODEL, ByteSize, IntList, result_options, threads_option
 from dasc.cli.output import give_result, output_folder, progress_bar, table_console
 from dasc.units import format_bytes
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from dasc.layout import LayoutKind
     from dasc.models.hybrid import WindowKV
 
-DEFAULT_MODEL = "kda"
 DEFAULT_COUNT = {"questions": 48, "made up": 24}
 BUNDLED_W_MAX = 64
 ARM_NAMES = "dense,nr,wr,auto,padded,int8,int4,random,compressed-only,off"

@@ -68,7 +68,7 @@ def describe(plan: SelectionPlan) -> dict[str, Any]:
         "longest_window": int(plan.windows.max()),
         "layout": plan.layout,
         "temporal_dtype": dtype_name(plan.dtypes.temporal),
-        "stored_dtype": plan.dtypes.quantized or dtype_name(plan.dtypes.temporal),
+        "stored_dtype": plan.dtypes.stored_name,
         "conv_dtype": dtype_name(plan.dtypes.conv),
         "dense_bytes": geometry.dense_bytes(plan.dtypes),
         "c_ckpt": None if whole is None else round(checkpoint_compression(geometry, whole), 4),

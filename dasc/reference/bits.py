@@ -15,7 +15,7 @@ from dasc.contract import QMAX
 from dasc.geometry import StateGeometry
 from dasc.reference.int4 import pack_nibbles, unpack_nibbles
 from dasc.reference.int8 import dequantize, quantize
-from dasc.reference.packing import from_units, to_units, value_axis
+from dasc.reference.packing import from_units, to_units
 
 BITS = (0, 4, 8, 16, 32)
 """Widths of a unit, ascending."""
@@ -120,7 +120,7 @@ def pack_bits(state: Tensor, bits: Tensor, geometry: StateGeometry) -> PackedBit
     half = of_width[16].to(HALF)
     if not torch.isfinite(half).all():
         raise ValueError(f"units of 16 bits must be finite and at most {torch.finfo(HALF).max:.0f}")
-    axis = value_axis(geometry)
+    axis = geometry.value_axis
     int8 = quantize(of_width[8], axis)
     int4 = quantize(of_width[4], axis, qmax=QMAX["int4"])
     return PackedBits(
@@ -149,7 +149,7 @@ def unpack_bits(packed: PackedBits, bits: Tensor, geometry: StateGeometry) -> Te
             raise ValueError(f"packed must hold {count} units of {width} bits as bits say, got {part.shape[1]}")
     N, int8_units = packed.int8.shape[:2]
     int4 = _unpack_pairs(packed.int4, geometry.unit_elements).view(N, packed.int4.shape[1], *geometry.unit_shape)
-    axis = value_axis(geometry)
+    axis = geometry.value_axis
     loaded = {
         32: packed.exact,
         16: packed.half.to(packed.exact.dtype),

@@ -27,11 +27,6 @@ from dasc.reference.int4 import pack_nibbles, unpack_nibbles
 from dasc.reference.int8 import dequantize, quantize
 
 
-def value_axis(geometry: StateGeometry) -> int:
-    """The ``V`` axis of packed units, from the end."""
-    return -2 if geometry.kind == "gdn" else -1
-
-
 def to_units(state: Tensor, geometry: StateGeometry) -> Tensor:
     """``[L, N, HV, V, K]`` -> all units ``[N, L * U, *unit_shape]``, numbered as ``Layout.unit_index``."""
     if geometry.kind == "gdn":
@@ -85,7 +80,7 @@ def pack(state: Tensor, conv: Tensor, layout: Layout) -> PackedState:
 
 def _pack(state: Tensor, conv: Tensor, layout: Layout, broken: Literal["raise", "nan"]) -> PackedState:
     retained = to_units(state, layout.geometry)[:, layout.unit_index]
-    quantized, v_dim = layout.dtypes.quantized, value_axis(layout.geometry)
+    quantized, v_dim = layout.dtypes.quantized, layout.geometry.value_axis
     if quantized is None:
         return PackedState(_to_slots(retained, layout), conv.clone(), None)
     q, scales = quantize(retained, v_dim, broken=broken, qmax=QMAX[quantized])
@@ -107,7 +102,7 @@ def unpack(packed: PackedState, layout: Layout, base: Tensor | None = None) -> D
         ValueError: for shapes or dtypes other than the layout's, or missing or unexpected scales.
     """
     N = check_unpack(packed, layout, base)
-    geometry, v_dim = layout.geometry, value_axis(layout.geometry)
+    geometry, v_dim = layout.geometry, layout.geometry.value_axis
     retained = _from_slots(packed.temporal, layout)
     if layout.dtypes.quantized == "int4":
         retained = unpack_nibbles(retained, v_dim)

@@ -19,6 +19,7 @@ from sglang.srt.utils.torch_memory_saver_adapter import TorchMemorySaverAdapter
 
 from dasc.cache.counters import Counters
 from dasc.fast.distributed import ExchangeError, agree_on
+from dasc.layout import storage_label
 from dasc.plan import SelectionPlan
 from dasc.sglang import targets
 from dasc.sglang.arguments import check_arguments, check_hybrid_arguments
@@ -275,11 +276,10 @@ class Serving:
 
     def _announcement(self, plan: SelectionPlan, ranks: int) -> str:
         kept = int(plan.mask.sum())
-        stored = f"{plan.layout}, {plan.dtypes.quantized.upper()}" if plan.dtypes.quantized else plan.layout
         moved = plan.placements[ranks].moved_units if ranks in plan.placements else 0
         return (
-            f"dasc: {self.config.mode}, {self.config.load_policy}, W_max {plan.w_max}, {stored}, "
-            f"placement {placement_mode(plan, ranks)}: "
+            f"dasc: {self.config.mode}, {self.config.load_policy}, W_max {plan.w_max}, "
+            f"{storage_label(plan.layout, plan.dtypes)}, placement {placement_mode(plan, ranks)}: "
             f"{kept:,} of {plan.geometry.num_units:,} units kept, {moved:,} of them on another rank"
         )
 

@@ -7,7 +7,7 @@ import click
 
 from dasc.cli.evaluate.items import chosen_items, item_options
 from dasc.cli.evaluate.quality_report import report
-from dasc.cli.options import IntList, result_options, threads_option
+from dasc.cli.options import DEFAULT_MODEL, IntList, result_options, threads_option
 from dasc.cli.output import output_folder, progress_bar
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 METHOD_NAMES = "dense,nr,wr,random,padded,int8,int4,int8-all,int4-all"
 DEFAULT_METHODS = "dense,nr,wr,random"
-DEFAULT_MODEL = "kda"
 DEFAULT_SLOTS = 512
 
 _BUNDLED = ("model", "arms", "w_max", "slots")

@@ -20,14 +20,12 @@ from dasc.eval.states import Measure, ask, refresh, retain
 from dasc.eval.task_runs import TaskSettings, load_task_model, prefill
 from dasc.eval.tune.points import Loss, Point, point_label, upper_limit
 from dasc.eval.unit_file import UnitFile
-from dasc.geometry import Quantization
+from dasc.geometry import QUANTIZATIONS, Quantization
 from dasc.layout import RaggedLayout
 from dasc.models import Checkpoint, read_checkpoint
 from dasc.models.hybrid import HybridModel
 from dasc.planner import build_plan
 from dasc.reference import replay_window
-
-_QUANTIZED: tuple[Quantization, ...] = ("int8", "int4")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +147,8 @@ def _grid(checkpoint: Checkpoint, settings: TuneSettings, gate_input: float) -> 
         window = replay_window(plan.windows, w_max)
         if window:
             windows = [0, window] if window < settings.length else [0]
-            ways += [_Way(w_max, plan.mask, window, q) for q in (None, *_QUANTIZED) for window in windows]
-    return [*ways, *(_Way(None, everything, 0, q) for q in _QUANTIZED)]
+            ways += [_Way(w_max, plan.mask, window, q) for q in (None, *QUANTIZATIONS) for window in windows]
+    return [*ways, *(_Way(None, everything, 0, q) for q in QUANTIZATIONS)]
 
 
 def _measure_task(model: HybridModel, ways: list[_Way], settings: TuneSettings, task: str) -> dict[str, Any]:

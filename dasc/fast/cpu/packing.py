@@ -53,7 +53,7 @@ def store_units(state: Tensor, layout: Layout, temporal: Tensor, scales: Tensor 
         temporal: the slots' units, as in :class:`~dasc.contract.PackedState`; written.
         scales: their scales, or ``None``; written.
     """
-    quantized, v_dim = layout.dtypes.quantized, _v_dim(layout)
+    quantized, v_dim = layout.dtypes.quantized, layout.geometry.value_axis
     by_layer = scales is not None or isinstance(layout, PaddedLayout)
     rows = _cut(_rows(state, layout, layout.unit_index), layout, by_layer)
     for n in range(state.shape[1]):
@@ -82,7 +82,7 @@ def load_units(temporal: Tensor, scales: Tensor | None, layout: Layout, state: T
         base: what the omitted units become: those of a state like ``state``, which may be ``state`` itself; zero when
             ``None``.
     """
-    heads, quantized, v_dim = layout.geometry.kind == "gdn", layout.dtypes.quantized, _v_dim(layout)
+    heads, quantized, v_dim = layout.geometry.kind == "gdn", layout.dtypes.quantized, layout.geometry.value_axis
     by_layer = scales is not None or isinstance(layout, PaddedLayout) or not heads
     rows = _cut(_rows(state, layout, layout.unit_index), layout, by_layer)
     for n in range(state.shape[1]):
@@ -149,8 +149,3 @@ def _zero_padding(slots: Tensor, layout: Layout) -> None:
     else:
         for layer, count in enumerate(layout.counts):
             slots[layer, :, count:] = 0
-
-
-def _v_dim(layout: Layout) -> int:
-    """The ``V`` axis of stored units, from the end."""
-    return -2 if layout.geometry.kind == "gdn" else -1

@@ -14,7 +14,6 @@ from torch import Tensor
 from dasc.contract import DenseState, PackedState
 from dasc.fast.cpu.quantized import dequantize, quantize
 from dasc.fast.distributed.routes import Routes
-from dasc.geometry import StateGeometry
 from dasc.layout import RaggedLayout
 
 
@@ -125,15 +124,10 @@ def _bytes(units: Tensor) -> Tensor:
     return units.reshape(n, count, -1).contiguous().view(torch.uint8)
 
 
-def _v_dim(geometry: StateGeometry) -> int:
-    """The ``V`` axis of packed units, from the end."""
-    return -2 if geometry.kind == "gdn" else -1
-
-
 def _stored_form(values: Tensor, layout: RaggedLayout) -> tuple[Tensor, Tensor | None]:
     """Values as they are stored, with their scales when they are quantised (eq. 8)."""
     quantized = layout.dtypes.quantized
-    return (values, None) if quantized is None else quantize(values, _v_dim(layout.geometry), quantized)
+    return (values, None) if quantized is None else quantize(values, layout.geometry.value_axis, quantized)
 
 
 def _active_form(values: Tensor, scales: Tensor | None, layout: RaggedLayout) -> Tensor:
@@ -141,7 +135,7 @@ def _active_form(values: Tensor, scales: Tensor | None, layout: RaggedLayout) ->
     quantized = layout.dtypes.quantized
     if scales is None or quantized is None:
         return values
-    return dequantize(values, scales, _v_dim(layout.geometry), quantized)
+    return dequantize(values, scales, layout.geometry.value_axis, quantized)
 
 
 def _read_units(state: Tensor, slots: Tensor, layout: RaggedLayout, units: slice) -> Tensor:

@@ -18,7 +18,7 @@ from dasc.contract import DenseState, PackedState, check_pack, check_slots, chec
 from dasc.fast.triton.aot import ShippedKernel
 from dasc.fast.triton.checkpoint_launch import RowBuffer, pack_launch, unpack_launch
 from dasc.fast.triton.checkpoint_tables import TileTables
-from dasc.geometry import DtypePolicy, Quantization, StateGeometry, dtype_name
+from dasc.geometry import QUANTIZATIONS, DtypePolicy, StateGeometry, dtype_name
 from dasc.layout import Layout, RaggedLayout
 
 
@@ -114,9 +114,8 @@ def shipped_layouts() -> list[RaggedLayout]:
         StateGeometry("shipped", "gdn", 2, blocks, heads, heads // 2, head_v_dim=128, head_k_dim=128),
         StateGeometry("shipped", "kda", 2, blocks, heads, heads, head_v_dim=128, head_k_dim=128),
     )
-    quantized: tuple[Quantization, ...] = ("int8", "int4")
     temporals = (torch.float32, torch.bfloat16, torch.float16)
-    forms = [DtypePolicy(temporal, quantized=form) for form in quantized for temporal in temporals]
+    forms = [DtypePolicy(temporal, quantized=form) for form in QUANTIZATIONS for temporal in temporals]
     forms += [DtypePolicy(torch.float32), DtypePolicy(torch.bfloat16)]  # FP16 is copied as BF16 is
     return [
         RaggedLayout.from_mask(geometry, torch.ones(2, geometry.units_per_layer, dtype=torch.bool), dtypes)

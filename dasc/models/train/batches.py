@@ -63,8 +63,9 @@ def draw_batch(
         example = TASKS[name](rng, length)
         sequence, scored, said = example.sequence()
         tokens.append(sequence)
-        at.append(len(example.context) if name in without_states else -1)
-        donated = name in without_states and len(names) > 1 and rng.random() >= _ZEROED_SHARE
+        replaced = name in without_states
+        at.append(len(example.context) if replaced else -1)
+        donated = replaced and len(names) > 1 and rng.random() >= _ZEROED_SHARE
         donor.append((row + int(rng.integers(1, len(names)))) % len(names) if donated else -1)
         parts = [(scored, said, 1.0)]
         if example.language:
