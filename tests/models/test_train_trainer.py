@@ -19,7 +19,7 @@ from dasc.reference import static_horizons
 
 
 def small(name: str, **changes: object) -> Recipe:
-    defaults = {"tasks": ("recall_single", "parity"), "steps": 4, "batch_tokens": 64, "warmup": 2}
+    defaults = {"tasks": ("recall_single", "parity"), "steps": 4, "batch_tokens": 64, "warmup": 2, "restarts": ()}
     return dataclasses.replace(RECIPES[name], curriculum=(Stage(1000, (32, 64)),), **{**defaults, **changes})
 
 
@@ -139,12 +139,15 @@ def test_weights_follow_the_seed():
     assert not torch.equal(one[name], other[name])
 
 
-def test_the_rate_rises_stays_and_falls_to_zero():
-    recipe = dataclasses.replace(RECIPES["kda"], steps=1000, warmup=100, learning_rate=2.0)
+def test_the_rate_rises_stays_and_falls_to_zero_in_every_round():
+    recipe = dataclasses.replace(RECIPES["kda"], steps=1500, warmup=100, learning_rate=2.0, restarts=(1000,))
     assert recipe.rate(49) == 1.0
     assert recipe.rate(99) == recipe.rate(800) == 2.0
     assert recipe.rate(900) == 1.0
     assert recipe.rate(999) == pytest.approx(0.01)
+    assert recipe.rate(1049) == 1.0
+    assert recipe.rate(1099) == recipe.rate(1400) == 2.0
+    assert recipe.rate(1450) == 1.0
 
 
 def test_an_untrained_model_scores_nothing():

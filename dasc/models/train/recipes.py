@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from dasc.geometry import StateGeometry
 from dasc.models.hybrid.attention import AttentionConfig, GroupedAttentionConfig, LatentAttentionConfig
@@ -39,7 +40,7 @@ CURRICULUM = (
     Stage(1_500, (32, 64), _RECALL),
     Stage(2_200, (64, 128), _RECALL),
     Stage(3_000, (64, 128, 256), _RECALL),
-    Stage(4_500, (128, 256, 512), _RECALL),
+    Stage(7_500, (128, 256, 512), _RECALL),
 )
 
 
@@ -52,8 +53,9 @@ class Recipe:
         tasks: what it learns.
         steps: updates.
         batch_tokens: of an update, all sequences together.
-        learning_rate: its highest; it rises over ``warmup`` steps and falls to zero over the last fifth.
-        warmup: steps.
+        learning_rate: its highest.
+        warmup: steps over which it rises.
+        restarts: steps by which it has fallen to zero, over a fifth of the steps before, and rises again.
         weight_decay: of matrices, the embedding left out.
         clip: largest norm of a gradient.
         curriculum: stages, the last one until the last step.
@@ -61,10 +63,11 @@ class Recipe:
 
     config: HybridConfig
     tasks: tuple[str, ...] = tuple(TASKS)
-    steps: int = 4_500
+    steps: int = 7_500
     batch_tokens: int = 2048
     learning_rate: float = 2e-3
     warmup: int = 200
+    restarts: tuple[int, ...] = (4_500,)
     weight_decay: float = 0.05
     clip: float = 1.0
     curriculum: tuple[Stage, ...] = CURRICULUM
@@ -75,8 +78,10 @@ class Recipe:
 
     def rate(self, step: int) -> float:
         """Learning rate at a step."""
-        rise = (step + 1) / self.warmup
-        fall = (self.steps - step) / (0.2 * self.steps)
+        bounds = (0, *self.restarts, self.steps)
+        first, end = next((first, end) for first, end in pairwise(bounds) if step < end)
+        rise = (step - first + 1) / self.warmup
+        fall = (end - step) / (0.2 * (end - first))
         return self.learning_rate * min(rise, fall, 1.0)
 
 
@@ -129,6 +134,7 @@ _TRACKING = Recipe(
     _kimi("kimi_linear", None),
     tasks=("latest_value", "variable_tracking", "common_words", "frequent_words", "parity", "permutation"),
     steps=3_000,
+    restarts=(),
     curriculum=(Stage(1_000, (32, 64)), Stage(1_800, (64, 128)), Stage(3_000, (128, 256, 512))),
 )
 

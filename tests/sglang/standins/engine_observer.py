@@ -2,7 +2,10 @@
 
 import hashlib
 import json
+import os
 from typing import Any
+
+import torch
 
 
 def observe(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
@@ -22,7 +25,9 @@ def observe(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
         "kv": hashlib.sha256(repr(kv).encode()).hexdigest(),
         "kv_tokens": len(kv),
     }
-    print("ENGINE OBSERVER", json.dumps(seen), flush=True)
+    # one write: ranks share the stream
+    os.write(2, f"\nENGINE OBSERVER {json.dumps(seen)}\n".encode())
+    torch.distributed.barrier(scheduler.tp_cpu_group)  # the engine may be shut down as soon as rank 0 has answered
 
 
 def register() -> None:
