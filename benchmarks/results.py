@@ -4,7 +4,8 @@
     python -m benchmarks.results -o build/results --only kda-bits,gdn-bits
     python -m benchmarks.results -o build/results --page-only
 
-Each command has a folder of its own and goes on there when it was interrupted. A finished one is not run again.
+Each command has a folder of its own and goes on there when it was interrupted. A finished one is not run again as long
+as the model is the same.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.results_page import FIGURES, figures, page
+from dasc.eval.provenance import folder_sha256
 from dasc.models.train.recipes import RECIPES
-from dasc.models.zoo import MODELS, SPECIALISTS
+from dasc.models.zoo import MODELS, SPECIALISTS, model_folder
 
 W_GRID = "32,64,128,256"
 W_MAX = "128"
@@ -99,7 +101,8 @@ def main() -> None:
 def _run(experiment: Experiment, output: Path) -> None:
     folder = output / experiment.key
     finished = folder / "finished.json"
-    if finished.exists() and json.loads(finished.read_text())["command"] == experiment.command:
+    made = {"command": experiment.command, "model_sha256": folder_sha256(model_folder(experiment.model))}
+    if finished.exists() and made.items() <= json.loads(finished.read_text()).items():
         print(f"{experiment.key}: finished before")
         return
     print(f"{experiment.key}: {experiment.command}", flush=True)
@@ -110,7 +113,7 @@ def _run(experiment: Experiment, output: Path) -> None:
     if status not in ((0, 1) if experiment.name == "tune" else (0,)):
         raise SystemExit(f"{experiment.key} ended with status {status}")
     seconds = round(time.monotonic() - began)
-    finished.write_text(json.dumps({"command": experiment.command, "seconds": seconds}) + "\n")
+    finished.write_text(json.dumps({**made, "seconds": seconds}) + "\n")
 
 
 if __name__ == "__main__":

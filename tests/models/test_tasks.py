@@ -5,19 +5,20 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from dasc.models.tasks import SHORTEST, TASKS, VOCABULARY, Example, Question
+from dasc.models.tasks import EXERCISES, SHORTEST, TASKS, VOCABULARY, Example, Question
 from dasc.models.tasks import vocabulary as ids
 from dasc.models.tasks.text import passages
 
 LENGTHS = (192, 256, 512)
+DRAWS = TASKS | EXERCISES
 
 
 def drawn(name: str, count: int = 30, length: int = 256) -> list[Example]:
     rng = np.random.default_rng(7)
-    return [TASKS[name](rng, length) for _ in range(count)]
+    return [DRAWS[name](rng, length) for _ in range(count)]
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", DRAWS)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_sequence_has_exactly_the_length_and_known_ids(name: str, length: int):
     for example in drawn(name, 20, length):
@@ -29,19 +30,19 @@ def test_a_sequence_has_exactly_the_length_and_known_ids(name: str, length: int)
         assert len(said) == len(scored)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", DRAWS)
 def test_an_example_follows_the_seed(name: str):
-    one, same, other = (TASKS[name](np.random.default_rng(seed), 256) for seed in (1, 1, 2))
+    one, same, other = (DRAWS[name](np.random.default_rng(seed), 256) for seed in (1, 1, 2))
     assert one == same
     assert one.context != other.context
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", DRAWS)
 def test_the_shortest_length_always_suffices_and_a_token_does_not(name: str):
     for seed in range(200):
-        assert len(TASKS[name](np.random.default_rng(seed), SHORTEST[name]).sequence()[0]) == SHORTEST[name]
+        assert len(DRAWS[name](np.random.default_rng(seed), SHORTEST[name]).sequence()[0]) == SHORTEST[name]
     with pytest.raises(ValueError, match="length must be at least"):
-        TASKS[name](np.random.default_rng(0), 1)
+        DRAWS[name](np.random.default_rng(0), 1)
 
 
 def test_answers_of_several_tokens_are_fed_but_for_the_last():
@@ -118,6 +119,15 @@ def test_changed_words_of_a_text_stand_after_their_cue():
             cue, answer = bytes(question.prompt[1:]), bytes(question.answer)
             assert cue + answer in context
             assert answer.endswith(b" ")
+
+
+def test_a_recitation_says_the_rest_of_the_passage_again_changes_included():
+    for example in drawn("recitation"):
+        (question,) = example.questions
+        cue, answer = bytes(question.prompt[1:]), bytes(question.answer)
+        assert bytes(example.context).endswith(cue + answer)
+        assert len(answer) > len(example.context) // 4
+        assert answer not in f"{passages()} {passages()}".encode()
 
 
 def test_passages_are_plain_text_long_enough_for_the_longest_example():

@@ -19,8 +19,9 @@ from dasc.reference import static_horizons
 
 
 def small(name: str, **changes: object) -> Recipe:
-    defaults = {"tasks": ("recall_single", "parity"), "steps": 4, "batch_tokens": 64, "warmup": 2, "restarts": ()}
-    return dataclasses.replace(RECIPES[name], curriculum=(Stage(1000, (32, 64)),), **{**defaults, **changes})
+    defaults = {"tasks": ("recall_single", "parity"), "exercises": (), "restarts": ()}
+    defaults |= {"steps": 4, "batch_tokens": 64, "warmup": 2, "curriculum": (Stage(1000, (32, 64)),)}
+    return dataclasses.replace(RECIPES[name], **{**defaults, **changes})
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -48,6 +49,14 @@ def test_each_step_and_each_seed_has_a_batch_of_its_own():
     training.step = 1
     assert not torch.equal(first, training.batch().tokens)
     assert not torch.equal(first, Training.begin(training.recipe, seed=6).batch().tokens)
+
+
+def test_exercises_are_trained_on_beside_the_tasks():
+    recipe = small("kda", tasks=("parity",), exercises=("recitation",), curriculum=(Stage(9, (96,)),), batch_tokens=960)
+    training = Training.begin(recipe, seed=5)
+    assert set(training.batch().names) == {"parity", "recitation"}
+    training.update()
+    assert set(training.accuracy) == {"parity", "recitation"}
 
 
 def test_states_are_replaced_before_the_questions_of_the_tasks_that_a_stage_names():

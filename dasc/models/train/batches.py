@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dasc.models.tasks import TASKS
+from dasc.models.tasks import EXERCISES, TASKS
 from dasc.models.train.forward import OtherStates
 
 # What predicting text counts beside answering.
@@ -52,15 +52,16 @@ def draw_batch(
     A sequence with ``n`` scored tokens weighs as ``sqrt(n)``, so that neither long answers nor short ones rule.
 
     Args:
-        names: of :data:`~dasc.models.tasks.TASKS`; may repeat.
+        names: of :data:`~dasc.models.tasks.TASKS` and :data:`~dasc.models.tasks.EXERCISES`; may repeat.
         length: tokens of each sequence.
         rng: to draw from.
         without_states: tasks whose recurrent states are replaced before the questions, one half by zeros, the other
             by those of another sequence of the batch.
     """
+    draws = TASKS | EXERCISES
     tokens, rows, positions, targets, weights, answers, at, donor = [], [], [], [], [], [], [], []
     for row, name in enumerate(names):
-        example = TASKS[name](rng, length)
+        example = draws[name](rng, length)
         sequence, scored, said = example.sequence()
         tokens.append(sequence)
         replaced = name in without_states

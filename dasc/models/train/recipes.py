@@ -51,6 +51,7 @@ class Recipe:
     Attributes:
         config: of the model.
         tasks: what it learns.
+        exercises: what it is trained on besides.
         steps: updates.
         batch_tokens: of an update, all sequences together.
         learning_rate: its highest.
@@ -63,6 +64,7 @@ class Recipe:
 
     config: HybridConfig
     tasks: tuple[str, ...] = tuple(TASKS)
+    exercises: tuple[str, ...] = ()
     steps: int = 7_500
     batch_tokens: int = 2048
     learning_rate: float = 2e-3
@@ -138,10 +140,22 @@ _TRACKING = Recipe(
     curriculum=(Stage(1_000, (32, 64)), Stage(1_800, (64, 128)), Stage(3_000, (128, 256, 512))),
 )
 
+# What the models above hardly begin to learn: to find a place in a text again, by words that occur in many. The
+# questions of the task alone are too few to learn it from.
+_TEXT = Recipe(
+    _kimi("kimi_linear", None),
+    tasks=("text",),
+    exercises=("recitation",),
+    steps=3_000,
+    restarts=(),
+    curriculum=(Stage(1_000, (96, 128)), Stage(2_000, (128, 192)), Stage(3_000, (192, 256, 512))),
+)
+
 RECIPES: dict[str, Recipe] = {
     "kda": Recipe(_kimi("kimi_linear", None)),
     "kda-safe": Recipe(_kimi("kimi_k3", -5.0)),
     "gdn": Recipe(_qwen()),
     "kda-tracking": _TRACKING,
+    "kda-text": _TEXT,
 }
 """By name of the folder in ``dasc/models/zoo``."""

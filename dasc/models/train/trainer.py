@@ -44,7 +44,7 @@ class Training:
         weights: by name, FP32.
         optimizer: of ``weights``.
         step: updates made.
-        accuracy: of each task, running mean over the tokens of its answers; new batches favour what is low.
+        accuracy: of each task and exercise, running mean over the tokens of its answers; batches favour what is low.
         seconds: spent in updates, over all sessions.
     """
 
@@ -64,7 +64,7 @@ class Training:
         others = [w for name, w in weights.items() if not _is_matrix(name, w)]
         groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.98), foreach=True)
-        return cls(recipe, seed, weights, optimizer, 0, dict.fromkeys(recipe.tasks, 0.0), 0.0)
+        return cls(recipe, seed, weights, optimizer, 0, dict.fromkeys((*recipe.tasks, *recipe.exercises), 0.0), 0.0)
 
     @classmethod
     def resume(cls, recipe: Recipe, seed: int, folder: Path) -> Training:
@@ -127,7 +127,7 @@ class Training:
         rng = np.random.default_rng((self.seed, self.step))
         stage = self.recipe.stage(self.step)
         length = int(rng.choice(stage.lengths))
-        names = [name for name in self.recipe.tasks if length >= SHORTEST[name]]
+        names = [name for name in self.accuracy if length >= SHORTEST[name]]
         weights = np.array([_LEAST_WEIGHT + 1 - self.accuracy[name] for name in names])
         sequences = max(self.recipe.batch_tokens // length, 1)
         chosen = rng.choice(len(names), size=sequences, p=weights / weights.sum())

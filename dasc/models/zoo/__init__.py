@@ -8,7 +8,7 @@ _ROOT = Path(__file__).parent
 MODELS = ("kda", "kda-safe", "gdn")
 """KDA with the softplus gate, KDA with the safe gate, GDN with the softplus gate."""
 
-SPECIALISTS = ("kda-tracking",)
+SPECIALISTS = ("kda-tracking", "kda-text")
 """Trained on some of the tasks only."""
 
 
