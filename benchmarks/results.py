@@ -27,6 +27,7 @@ from dasc.models.zoo import MODELS, SPECIALISTS, model_folder
 
 W_GRID = "32,64,128,256"
 W_MAX = "128"
+SPECIALIST_LENGTHS = {"kda-tracking": 128, "kda-text": 256}
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,10 @@ class Experiment:
 def experiments() -> list[Experiment]:
     """All of them, in the order of the page."""
     interventions = (
-        "eval interventions {} --length 128 --count 60 --arms baseline,zero-full-kv,zero-temporal,zero-linear,zero-both"
+        "eval interventions {} --length {} --count 60 --arms baseline,zero-full-kv,zero-temporal,zero-linear,zero-both"
     )
     protocols = {
-        "interventions": interventions,
+        "interventions": interventions.format("{}", 128),
         "horizons": "eval horizons {}",
         "quality": f"eval quality tasks --model {{}} --length 256 --count 16 --w-max {W_GRID} "
         "--arms dense,nr,wr,random,padded,int8,int4,int8-all,int4-all",
@@ -68,8 +69,8 @@ def experiments() -> list[Experiment]:
     }
     of_models = [Experiment(model, name, text.format(model)) for name, text in protocols.items() for model in MODELS]
     of_specialists = [
-        Experiment(model, "interventions", f"{interventions.format(model)} --tasks {','.join(RECIPES[model].tasks)}")
-        for model in SPECIALISTS
+        Experiment(model, "interventions", f"{interventions.format(model, length)} --tasks {','.join(tasks)}")
+        for model, length, tasks in ((name, SPECIALIST_LENGTHS[name], RECIPES[name].tasks) for name in SPECIALISTS)
     ]
     return of_models + of_specialists
 
