@@ -4,8 +4,8 @@
     python -m benchmarks.results -o build/results --only kda-bits,gdn-bits
     python -m benchmarks.results -o build/results --page-only
 
-Each command has a folder of its own and goes on there when it was interrupted. A finished one is not run again as long
-as the model is the same.
+Each command has a folder of its own and goes on there when it was interrupted. A finished one is not run again, unless
+the model or the command has changed: then its folder is emptied first.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def main() -> None:
         parser.error(f"--only must name experiments out of {', '.join(known)}, got {unknown[0]}")
     for experiment in planned:
         if experiment.key in wanted and not given.page_only:
-            _run(experiment, given.output)
+            measure(experiment, given.output)
     given.page.write_text(page(given.output, {(e.name, e.model): e.command for e in planned}))
     (given.page.parent / FIGURES).mkdir(exist_ok=True)
     for name, path in figures(given.output).items():
@@ -99,13 +99,20 @@ def main() -> None:
     print(f"written: {given.page}")
 
 
-def _run(experiment: Experiment, output: Path) -> None:
+def measure(experiment: Experiment, output: Path) -> None:
+    """Run a command in its folder of ``output``, unless that is done.
+
+    Raises:
+        SystemExit: when it fails.
+    """
     folder = output / experiment.key
     finished = folder / "finished.json"
     made = {"command": experiment.command, "model_sha256": folder_sha256(model_folder(experiment.model))}
-    if finished.exists() and made.items() <= json.loads(finished.read_text()).items():
-        print(f"{experiment.key}: finished before")
-        return
+    if finished.exists():
+        if made.items() <= json.loads(finished.read_text()).items():
+            print(f"{experiment.key}: finished before")
+            return
+        shutil.rmtree(folder)
     print(f"{experiment.key}: {experiment.command}", flush=True)
     began = time.monotonic()
     arguments = [*shlex.split(experiment.arguments), "-o", str(folder)]

@@ -24,13 +24,13 @@ it would cost a large model. Every table is made by the command above it; `make 
 this page from their files. Every command takes the folder of another small model as well, and `dasc eval quality --url`
 a server with a model of any size. Greedy answers, FP32, seeds as in the files. Brackets are 95 % intervals.
 
-In training, the recurrent states are replaced before the questions of the recall tasks, by zeros or by those of another
-sequence, so that attention has to answer them, as it does in large hybrids. Without this, models this small learn to
-recall from their states, which contexts of a few hundred tokens fit into. Parity is right by chance in
-50 % and the permutation in 33 %. Neither is learned well, by the specialist `kda-tracking` no better than by the others:
-decays between 0 and 1 cannot flip a sign. Text is learned by the specialist `kda-text` alone, which was also trained to
-recite: to say what follows two words of a passage until the passage ends. Without that, its answers were no better than
-those of the others after 700 steps.
+In training, the recurrent states are replaced before the questions of the recall tasks, by zeros or by those of
+another sequence, so that attention has to answer them, as it does in large hybrids. Without this, models this small
+learn to recall from their states, which contexts of a few hundred tokens fit into. Parity is right by chance in 50 %
+and the permutation in 33 %. Neither is learned well, by the specialist `kda-tracking` no better than by the others:
+decays between 0 and 1 cannot flip a sign. Text is learned by the specialist `kda-text` alone, which was also trained
+to recite: to say what follows two words of a passage until the passage ends. Without that, its answers were no better
+than those of the others after 700 steps.
 
 The quantities are explained in [quality.md](quality.md) (protocol and statistics) and [omission.md](omission.md).
 """
