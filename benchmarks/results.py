@@ -55,11 +55,9 @@ class Experiment:
 
 def experiments() -> list[Experiment]:
     """All of them, in the order of the page."""
-    interventions = (
-        "eval interventions {} --length {} --count 60 --arms baseline,zero-full-kv,zero-temporal,zero-linear,zero-both"
-    )
+    of_arms = "--count 60 --arms baseline,zero-full-kv,zero-temporal,zero-linear,zero-both"
     protocols = {
-        "interventions": interventions.format("{}", 128),
+        "interventions": f"eval interventions {{}} --length 128 {of_arms}",
         "horizons": "eval horizons {}",
         "quality": f"eval quality tasks --model {{}} --length 256 --count 16 --w-max {W_GRID} "
         "--arms dense,nr,wr,random,padded,int8,int4,int8-all,int4-all",
@@ -69,8 +67,13 @@ def experiments() -> list[Experiment]:
     }
     of_models = [Experiment(model, name, text.format(model)) for name, text in protocols.items() for model in MODELS]
     of_specialists = [
-        Experiment(model, "interventions", f"{interventions.format(model, length)} --tasks {','.join(tasks)}")
-        for model, length, tasks in ((name, SPECIALIST_LENGTHS[name], RECIPES[name].tasks) for name in SPECIALISTS)
+        Experiment(
+            model,
+            "interventions",
+            f"eval interventions {model} --length {SPECIALIST_LENGTHS[model]} {of_arms} "
+            f"--tasks {','.join(RECIPES[model].tasks)}",
+        )
+        for model in SPECIALISTS
     ]
     return of_models + of_specialists
 

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from tests.sglang.observing import mark_of
+
 ROOT = Path(__file__).parents[2]
 STANDINS = Path(__file__).parent / "standins"
 TIMEOUT_S = 300
@@ -137,8 +139,12 @@ class Run:
 
     @property
     def observations(self) -> list[dict[str, Any]]:
-        """What the ranks said, in the order said."""
-        mark = "ENGINE OBSERVER "
+        """What the ranks said when asked to :class:`Observe`, in the order said."""
+        return self.said("ENGINE")
+
+    def said(self, observer: str) -> list[dict[str, Any]]:
+        """What an observer of the tests saw on any rank, in the order said."""
+        mark = mark_of(observer)
         return [json.loads(line.split(mark, 1)[1]) for line in self.log.splitlines() if mark in line]
 
 

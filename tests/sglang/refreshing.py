@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -92,8 +91,7 @@ class Served:
 
     def observations(self, mark: str) -> list[dict[str, Any]]:
         """What the observer said of batches with hits: of the REPLAY before them, or of their FORWARD."""
-        mark += " OBSERVER "
-        return [json.loads(line.split(mark, 1)[1]) for line in self.run.log.splitlines() if mark in line]
+        return self.run.said(mark)
 
 
 def furthest(answers: Sequence[Answer], expected: Sequence[peer.PeerAnswer]) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import os
 import tempfile
 from collections.abc import Sequence
@@ -91,9 +90,7 @@ def environment_of(family: str, mode: str) -> dict[str, str]:
 
 def observed(found: Run) -> list[list[dict[str, Any]]]:
     """What each rank said, in the order said."""
-    mark = "RANK OBSERVER "
-    seen = [json.loads(line.split(mark, 1)[1]) for line in found.log.splitlines() if mark in line]
-    return [[line for line in seen if line["rank"] == rank] for rank in range(RANKS)]
+    return [[line for line in found.said("RANK") if line["rank"] == rank] for rank in range(RANKS)]
 
 
 def at_the_end(found: Run) -> list[dict[str, Any]]:

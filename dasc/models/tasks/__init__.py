@@ -6,8 +6,7 @@ from dasc.models.tasks.aggregation import common_words, frequent_words
 from dasc.models.tasks.copying import copying
 from dasc.models.tasks.example import Draw, Example, Question
 from dasc.models.tasks.recall import multi_value, recall_multi, recall_single
-from dasc.models.tasks.text import SHORTEST as SHORTEST_TEXT
-from dasc.models.tasks.text import SHORTEST_RECITATION, recitation, text
+from dasc.models.tasks.text import SHORTEST_RECITATION, SHORTEST_TEXT, recitation, text
 from dasc.models.tasks.tracking import latest_value, parity, permutation, variable_tracking
 from dasc.models.tasks.vocabulary import VOCABULARY
 

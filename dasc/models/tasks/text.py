@@ -15,7 +15,7 @@ _LONGEST_QUESTION = 40
 _LEAST_CONTEXT = 64
 _WORDS_BEFORE = 60  # as many letters as the questions leave free, and more
 
-SHORTEST = _LEAST_CONTEXT + _QUESTIONS * _LONGEST_QUESTION
+SHORTEST_TEXT = _LEAST_CONTEXT + _QUESTIONS * _LONGEST_QUESTION
 """Tokens of the shortest example of :func:`text`."""
 
 SHORTEST_RECITATION = 96
@@ -45,8 +45,8 @@ def text(rng: Rng, length: int) -> Example:
 
     The passages themselves can be learned by heart, these words cannot: they have to be remembered from the context.
     """
-    if length < SHORTEST:
-        raise ValueError(f"length must be at least {SHORTEST} tokens, got {length}")
+    if length < SHORTEST_TEXT:
+        raise ValueError(f"length must be at least {SHORTEST_TEXT} tokens, got {length}")
     start = int(rng.integers(len(_words())))
     chosen, changed = _with_changes(rng, start, length - _QUESTIONS * _LONGEST_QUESTION, 1 / 6)
     questions = []

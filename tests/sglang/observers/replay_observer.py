@@ -1,7 +1,6 @@
 """SGLang plugin for tests: says for each batch with compressed hits what their refresh has left in the pools."""
 
-import json
-import os
+from tests.sglang.observing import say
 
 
 class Observer:
@@ -56,11 +55,6 @@ class Observer:
                 },
             )
         return original(runner, forward_batch)
-
-
-def say(mark, seen):
-    """In one write: ranks share the stream."""
-    os.write(2, f"\n{mark} OBSERVER {json.dumps(seen)}\n".encode())
 
 
 def scratch_slot(runner):

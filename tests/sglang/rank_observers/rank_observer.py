@@ -1,10 +1,9 @@
 """SGLang plugin for tests: each rank says what it holds and has exchanged; rank 1 may be given a plan of its own."""
 
 import dataclasses
-import json
 import os
 
-import torch
+from tests.sglang.observing import say_on_every_rank
 
 
 def observe(result, scheduler, *args, **kwargs):
@@ -29,9 +28,7 @@ def observe(result, scheduler, *args, **kwargs):
         "checkpoints_free": slots.mamba_ckpt_pool.available_size(),
         **{name: dataclasses.asdict(end.counters) for name, end in ends.items()},
     }
-    # one write: ranks share the stream
-    os.write(2, f"\nRANK OBSERVER {json.dumps(seen)}\n".encode())
-    torch.distributed.barrier(scheduler.tp_cpu_group)  # the engine may be shut down as soon as rank 0 has answered
+    say_on_every_rank("RANK", seen, scheduler)
 
 
 def take_own_plan(result, *args, **kwargs):

@@ -1,11 +1,9 @@
 """SGLang plugin for tests: when asked for its internal state, each rank writes what its pools and its tree hold."""
 
 import hashlib
-import json
-import os
 from typing import Any
 
-import torch
+from tests.sglang.observing import say_on_every_rank
 
 
 def observe(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
@@ -25,9 +23,7 @@ def observe(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
         "kv": hashlib.sha256(repr(kv).encode()).hexdigest(),
         "kv_tokens": len(kv),
     }
-    # one write: ranks share the stream
-    os.write(2, f"\nENGINE OBSERVER {json.dumps(seen)}\n".encode())
-    torch.distributed.barrier(scheduler.tp_cpu_group)  # the engine may be shut down as soon as rank 0 has answered
+    say_on_every_rank("ENGINE", seen, scheduler)
 
 
 def register() -> None:
