@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from dasc.sglang.refusing import EXIT_STATUS
 from tests.sglang.observing import mark_of
 
 ROOT = Path(__file__).parents[2]
@@ -146,6 +147,16 @@ class Run:
         """What an observer of the tests saw on any rank, in the order said."""
         mark = mark_of(observer)
         return [json.loads(line.split(mark, 1)[1]) for line in self.log.splitlines() if mark in line]
+
+    def refused(self) -> str:
+        """The reason for which dasc stopped the server: one line, alike from all ranks that told it, and no failure.
+
+        It is not always the last line: processes that SGLang is still starting go on to log until they are ended.
+        """
+        assert (self.status, self.answers) == (EXIT_STATUS, []), self.log
+        [reason] = {line for line in self.log.splitlines() if line.startswith("dasc: ")}
+        assert "Traceback" not in self.log.split(reason)[-1]
+        return reason
 
 
 class EngineError(Exception):
