@@ -12,12 +12,13 @@ from dasc.models.hybrid.attention import attend
 from dasc.models.hybrid.batch import pack
 from dasc.models.hybrid.model import Block
 from dasc.models.hybrid.recurrent import Recurrent
-from dasc.models.hybrid.weights import rms_norm
 from dasc.reference import AttentionLayer, RecurrentLayer, RecurrentState
 
 VOCAB = 97
 # (kind, gate): with the first, d_k != d_v and two value heads a key head
 KINDS = (("gdn", "softplus"), ("kda", "softplus"), ("kda", "safe"))
+# and a GDN whose beta reaches 2, with norms behind the attention
+MODELS = (*KINDS, ("olmo", "softplus"))
 F64 = DtypePolicy(temporal=torch.float64, conv=torch.float64)
 
 
@@ -31,9 +32,13 @@ def tiny_model(
     dtype: torch.dtype = torch.float64,
 ) -> HybridModel:
     """Four blocks; a period of 2 ends on attention, one of 3 on a recurrent layer."""
+    olmo = kind == "olmo"
+    if olmo:
+        kind, num_experts = "gdn", 0
     config, weights = random_hybrid(
         kind,
         gate,
+        family="olmo_hybrid" if olmo else None,
         seed=3,
         vocab_size=VOCAB,
         hidden_size=32,
@@ -104,31 +109,28 @@ def reference_stack(model: HybridModel) -> list[RecurrentLayer | AttentionLayer]
     return [_recurrent(b, model) if isinstance(b.mixer, Recurrent) else _attention(b) for b in model.blocks]
 
 
-def _normed(block: Block, x: Tensor) -> Tensor:
-    return rms_norm(x, block.mixer_norm, block.eps)
-
-
 def _recurrent(block: Block, model: HybridModel) -> RecurrentLayer:
     def run(x: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
         tokens = torch.zeros(len(x), dtype=torch.int64)
         packed = pack(Batch((SequenceInput(tokens, 1, 0, torch.arange(1 + len(x))),)), model.device)
         temporal, conv = state.temporal[None].clone(), state.conv[None].clone()
-        x = x + block.mixer(_normed(block, x), packed, temporal, conv, None, model.ops)
-        return block.feed(x), RecurrentState(temporal[0], conv[0])
+        mixed = block.mixer(block.mixer_input(x), packed, temporal, conv, None, model.ops)
+        return block.feed(block.add_mixed(x, mixed)), RecurrentState(temporal[0], conv[0])
 
     return RecurrentLayer(run)
 
 
 def _attention(block: Block) -> AttentionLayer:
     def project_kv(x: Tensor, position: int) -> Tensor:
-        return block.mixer.project_kv(_normed(block, x), position + torch.arange(len(x)))
+        return block.mixer.project_kv(block.mixer_input(x), position + torch.arange(len(x)))
 
     def attend_last(x: Tensor, kv: Tensor) -> Tensor:
         t, s = len(x), len(kv)
-        q = block.mixer.project_q(_normed(block, x), torch.arange(s - t, s))
+        read = block.mixer_input(x)
+        q = block.mixer.project_q(read, torch.arange(s - t, s))
         k, v = block.mixer.split_kv(kv)
         mask = torch.ones(t, s, dtype=torch.bool).tril(s - t)
         o = attend(q[None], k[None], v[None], mask[None, None], block.mixer.scale)[0]
-        return block.feed(x + block.mixer.output(_normed(block, x), o))
+        return block.feed(block.add_mixed(x, block.mixer.output(read, o)))
 
     return AttentionLayer(project_kv, attend_last)

@@ -14,6 +14,7 @@ from dasc.geometry import DtypePolicy
 from dasc.models.hybrid import Batch, HybridModel, SequenceInput, random_hybrid
 from tests.models.hybrid_runs import (
     KINDS,
+    MODELS,
     Conversation,
     assert_close,
     conversations,
@@ -39,7 +40,7 @@ def schedules(draw: st.DrawFn) -> list[list[int]]:
     return draw(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4), min_size=1, max_size=3))
 
 
-@pytest.mark.parametrize(("kind", "gate"), KINDS)
+@pytest.mark.parametrize(("kind", "gate"), MODELS)
 @settings(max_examples=12)
 @given(schedule=schedules(), seed=st.integers(0, 2**31 - 1), period=st.sampled_from([2, 3]))
 def test_any_split_in_any_batch_equals_each_sequence_alone_in_one_forward(
@@ -68,7 +69,7 @@ def test_any_split_in_any_batch_equals_each_sequence_alone_in_one_forward(
         assert_close(kv.rows[:, run.kv_slots], alone_kv.rows)
 
 
-@pytest.mark.parametrize(("kind", "gate"), KINDS)
+@pytest.mark.parametrize(("kind", "gate"), MODELS)
 def test_state_of_each_request_is_the_one_at_its_own_boundary(kind: str, gate: str):
     """Fault 15: a batch of unequal prompts in chunks; each finishes in another round, within a chunk."""
     model = tiny_model(kind, gate)
@@ -81,7 +82,7 @@ def test_state_of_each_request_is_the_one_at_its_own_boundary(kind: str, gate: s
         assert_state_of(model, states, run.slot, run.tokens)
 
 
-@pytest.mark.parametrize(("kind", "gate"), KINDS)
+@pytest.mark.parametrize(("kind", "gate"), MODELS)
 @pytest.mark.parametrize("more", [1, 2, 3, 65])
 def test_going_on_from_a_state_equals_the_run_from_the_start(kind: str, gate: str, more: int):
     """Faults 19 and 22: no shortcut for one token is taken for two, and no chunk is too small."""
@@ -94,7 +95,7 @@ def test_going_on_from_a_state_equals_the_run_from_the_start(kind: str, gate: st
     assert_state_of(model, states, run.slot, run.tokens)
 
 
-@pytest.mark.parametrize(("kind", "gate"), KINDS)
+@pytest.mark.parametrize(("kind", "gate"), MODELS)
 def test_rejected_speculative_tokens_leave_the_state_as_if_they_had_never_run(kind: str, gate: str):
     """Fault 18: drafts are verified into another slot; those accepted are run again from the untouched one."""
     model = tiny_model(kind, gate)
@@ -113,7 +114,7 @@ def test_rejected_speculative_tokens_leave_the_state_as_if_they_had_never_run(ki
     assert_close(logits, isolated(model, run.tokens)[0][-1:])
 
 
-@pytest.mark.parametrize(("kind", "gate"), KINDS)
+@pytest.mark.parametrize(("kind", "gate"), MODELS)
 def test_a_slot_handed_out_again_starts_from_zero(kind: str, gate: str):
     """Fault 11: neither the last owner's state nor NaN shows."""
     model = tiny_model(kind, gate)
@@ -168,7 +169,7 @@ def test_memory_that_is_not_addressed_stays_bit_identical():
     assert not kv.rows[:, ~unwritten].isnan().any()
 
 
-@pytest.mark.parametrize(("kind", "gate"), KINDS)
+@pytest.mark.parametrize(("kind", "gate"), MODELS)
 def test_greedy_tokens_in_fp32_do_not_depend_on_batch_and_chunks(kind: str, gate: str):
     model = tiny_model(kind, gate, dtype=torch.float32)
     prompts = [random_tokens(length, seed=length) for length in (5, 17, 30)]

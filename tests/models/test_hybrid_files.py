@@ -243,6 +243,7 @@ def test_a_model_that_the_familys_config_cannot_say_is_not_saved(tmp_path: Path)
         ({"lower_bound": -5.0}, "lower_bound must be given for kimi_k3 alone, got -5.0 for kimi_linear"),
         ({"expert_blocks": ()}, "experts must be given where blocks have them"),
         ({"attention": GroupedAttentionConfig(2, 2, 8, 4, 1e4)}, "attention must be LatentAttentionConfig for kda"),
+        ({"allow_neg_eigval": True}, "allow_neg_eigval must be False but for olmo_hybrid, got True for kimi_linear"),
     ],
 )
 def test_a_configuration_of_parts_that_do_not_belong_together_is_refused(changes: dict[str, object], message: str):

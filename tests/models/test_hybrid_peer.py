@@ -36,6 +36,22 @@ QWEN = {
     "num_experts_per_tok": 2,
     "mlp_only_layers": [0],
 }
+# transformers saves the taps of queries, keys and values in three equal parts, so there must be as many of each
+OLMO = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+}
+NO_POSITIONS = {"rope_type": "default", "rope_theta": None}
 KIMI = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -57,6 +73,11 @@ KIMI = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+CONFIGS = {
+    "qwen": transformers.Qwen3NextConfig,
+    "olmo": transformers.OlmoHybridConfig,
+    "kimi": transformers.KimiLinearConfig,
+}
 CASES = {
     "qwen": (QWEN, {}),
     "qwen tied": (QWEN, {"tie_word_embeddings": True}),
@@ -69,6 +90,27 @@ CASES = {
             "decoder_sparse_step": 2,
             "linear_conv_kernel_dim": 3,
             "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "olmo": (OLMO, {"rope_parameters": NO_POSITIONS}),
+    "olmo tied": (OLMO, {"tie_word_embeddings": True}),
+    "olmo rotated, biased, three recurrent layers": (
+        OLMO,
+        {
+            "attention_bias": True,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
+    "olmo without negative eigenvalues, every head its own keys": (
+        OLMO,
+        {
+            "linear_allow_neg_eigval": False,
+            "linear_num_key_heads": 4,
+            "linear_value_head_dim": 8,
+            "num_key_value_heads": None,
+            "head_dim": 6,
+            "rope_parameters": NO_POSITIONS,
         },
     ),
     "kimi": (KIMI, {}),
@@ -93,7 +135,7 @@ def build_peer(case: str) -> transformers.PreTrainedModel:
     """Weights far from their initial values, or most of the model would hardly show in the logits."""
     base, changes = CASES[case]
     torch.manual_seed(0)
-    config_class = transformers.Qwen3NextConfig if base is QWEN else transformers.KimiLinearConfig
+    config_class = CONFIGS[case.split()[0]]
     peer = transformers.AutoModelForCausalLM.from_config(config_class(**{**base, **changes})).eval()
     with torch.no_grad():
         for tensor in [*peer.parameters(), *peer.buffers()]:
@@ -132,9 +174,13 @@ def test_logits_equal_those_of_transformers_on_the_files_it_wrote(case: str, tmp
     assert_close(run(model, ids, [1, 2, 66, *[1] * 11]), expected, 1e-4)
 
 
-@pytest.mark.parametrize("kind", ["gdn", "kda"])
-def test_transformers_runs_a_random_model_that_dasc_saved(kind: str, tmp_path: Path):
-    config, weights = random_hybrid(kind, seed=1, vocab_size=VOCAB, hidden_size=32, num_experts=3)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("gdn", {"num_experts": 3}), ("gdn", {"family": "olmo_hybrid"}), ("kda", {"num_experts": 3})],
+    ids=["qwen", "olmo", "kimi"],
+)
+def test_transformers_runs_a_random_model_that_dasc_saved(kind: str, options: dict, tmp_path: Path):
+    config, weights = random_hybrid(kind, seed=1, vocab_size=VOCAB, hidden_size=32, **options)
     save_hybrid(tmp_path, config, weights)
     peer, report = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report.values()), report
@@ -144,7 +190,7 @@ def test_transformers_runs_a_random_model_that_dasc_saved(kind: str, tmp_path: P
     assert_close(run(HybridModel(config, weights, dasc.reference), ids, [40]), expected, 1e-4)
 
 
-@pytest.mark.parametrize("case", ["qwen", "kimi"])
+@pytest.mark.parametrize("case", ["qwen", "olmo", "kimi"])
 def test_geometry_is_the_one_that_the_checkpoint_reader_finds(case: str, tmp_path: Path):
     build_peer(case).save_pretrained(tmp_path)
     assert load_hybrid(tmp_path)[0].geometry == read_checkpoint(tmp_path).geometry

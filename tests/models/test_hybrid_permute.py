@@ -25,6 +25,7 @@ MODELS = (
     ("gdn", "softplus", 16, 4),
     ("kda", "softplus", 4, 4),
     ("kda", "safe", 4, 4),
+    ("olmo", "softplus", 8, 4),
 )
 ALL = pytest.mark.parametrize("model", MODELS, ids=lambda m: f"{m[0]} {m[1]} {m[2]}:{m[3]}")
 EXACT = 1e-12
@@ -33,6 +34,8 @@ EXACT = 1e-12
 def build(model: tuple[str, str, int, int], **options) -> tuple[HybridConfig, dict[str, Tensor]]:
     """Weights are random, so each head's keys are its own."""
     kind, gate, value_heads, key_heads = model
+    if kind == "olmo":
+        kind, options = "gdn", {**options, "family": "olmo_hybrid", "num_experts": 0}
     sizes = {"head_v_dim": 8, "head_k_dim": 4 if kind == "gdn" else 8, "num_blocks": 5, "attention_period": 3}
     return random_hybrid(
         kind,
@@ -190,7 +193,8 @@ def test_permuting_moves_entries_only_and_the_inverse_order_brings_them_back(mod
     permuted = permute_weights(config, weights, placement)
     assert permuted.keys() == weights.keys()
     moved = {name for name in weights if permuted[name] is not weights[name]}
-    assert len(moved) == config.geometry.num_layers * (6 if config.geometry.kind == "gdn" else 12)
+    of_a_layer = {"qwen3_next": 6, "olmo_hybrid": 12}.get(config.geometry.family, 12)
+    assert len(moved) == config.geometry.num_layers * of_a_layer
     assert not any(shared in name for name in moved for shared in ("norm", "f_a_proj", "g_a_proj"))
     for name in moved:
         assert permuted[name].shape == weights[name].shape

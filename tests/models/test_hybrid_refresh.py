@@ -15,7 +15,7 @@ from dasc.models.hybrid.batch import WindowKV, pack
 from dasc.models.hybrid.weights import Linear
 from dasc.reference import RecurrentState, suffix_refresh
 from tests.models.hybrid_runs import (
-    KINDS,
+    MODELS,
     assert_close,
     isolated,
     nan_pools,
@@ -130,7 +130,7 @@ def hit_lists(draw: st.DrawFn) -> list[Hit]:
 
 
 @pytest.mark.parametrize("window_kv", MODES)
-@pytest.mark.parametrize(("kind", "gate"), KINDS)
+@pytest.mark.parametrize(("kind", "gate"), MODELS)
 @settings(max_examples=12)
 @given(
     hits=hit_lists(),
@@ -150,7 +150,7 @@ def test_one_pass_gives_the_numbers_of_two_passes(
 
 
 @pytest.mark.parametrize("window_kv", MODES)
-@pytest.mark.parametrize(("kind", "gate"), KINDS)
+@pytest.mark.parametrize(("kind", "gate"), MODELS)
 def test_a_window_over_the_whole_prefix_gives_the_dense_answer(kind: str, gate: str, window_kv: WindowKV):
     """No history is missing then, so refresh is exact whatever was omitted."""
     model = tiny_model(kind, gate)
@@ -247,7 +247,7 @@ def test_each_projection_runs_once_over_all_packed_tokens(kind: str, monkeypatch
 
 @pytest.mark.parametrize("period", [2, 3])
 @pytest.mark.parametrize("window_kv", MODES)
-@pytest.mark.parametrize(("kind", "gate"), KINDS)
+@pytest.mark.parametrize(("kind", "gate"), MODELS)
 def test_a_state_refreshed_without_new_tokens_is_the_oracles(kind: str, gate: str, window_kv: WindowKV, period: int):
     """... alone, and beside a request that has new tokens; nothing else changes."""
     model = tiny_model(kind, gate, attention_period=period)

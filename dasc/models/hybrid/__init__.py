@@ -1,4 +1,5 @@
-"""A readable hybrid language model that runs what transformers writes for small Qwen3-Next and Kimi-Linear models.
+"""A readable hybrid language model that runs what transformers writes for small Qwen3-Next, OLMo-Hybrid and Kimi-Linear
+models.
 
 It is made for serving: sequences of a batch come packed, states and KV lie in pools of the caller, and a compressed
 checkpoint is refreshed within the request's own prefill (section 4.2).
@@ -6,7 +7,8 @@ checkpoint is refreshed within the request's own prefill (section 4.2).
 
 from dasc.models.hybrid.attention import AttentionConfig, GroupedAttentionConfig, LatentAttentionConfig
 from dasc.models.hybrid.batch import Batch, KVPool, SequenceInput, StatePool, WindowKV
-from dasc.models.hybrid.config import HybridConfig, config_json, read_config
+from dasc.models.hybrid.config import HybridConfig
+from dasc.models.hybrid.config_form import config_json, read_config
 from dasc.models.hybrid.feed_forward import ExpertsConfig
 from dasc.models.hybrid.files import load_hybrid, save_hybrid
 from dasc.models.hybrid.model import HybridModel

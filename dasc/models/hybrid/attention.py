@@ -1,4 +1,4 @@
-"""Full attention over a cache of single tokens: Qwen3-Next's gated grouped attention and Kimi-Linear's latent one."""
+"""Full attention over a cache of single tokens: grouped (Qwen3-Next, OLMo-Hybrid) and latent (Kimi-Linear)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ LATENT_NORM_EPS = 1e-6
 
 @dataclass(frozen=True)
 class GroupedAttentionConfig:
-    """Grouped attention with an output gate, q/k norm and partial rotary positions (Qwen3-Next).
+    """Grouped attention with norms of queries and keys, and rotary positions or none.
 
     Attributes:
         num_heads: query heads.
         num_kv_heads: KV heads, a divisor of ``num_heads``.
         head_dim: of queries, keys and values.
-        rotary_dim: leading channels of a head that are rotated, even.
+        rotary_dim: leading channels of a head that are rotated, even; 0 for no positions.
         rope_theta: base of the rotation frequencies.
         bias: the projections have one.
+        gated: with an output gate, and a norm for each head by itself (Qwen3-Next); without a gate, all heads are
+            normalised together (OLMo-Hybrid).
     """
 
     num_heads: int
@@ -34,13 +36,14 @@ class GroupedAttentionConfig:
     rotary_dim: int
     rope_theta: float
     bias: bool = False
+    gated: bool = True
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"attention heads must be a multiple of {self.num_kv_heads} KV heads, got {self.num_heads}"
             )
-        if self.rotary_dim % 2 or not 2 <= self.rotary_dim <= self.head_dim:
+        if self.rotary_dim % 2 or not 0 <= self.rotary_dim <= self.head_dim:
             raise ValueError(f"rotary channels must be even and at most {self.head_dim}, got {self.rotary_dim}")
 
     @property
@@ -131,7 +134,7 @@ class Attention(ABC):
 
 
 class GroupedAttention(Attention):
-    """Gated grouped attention; its KV row is ``k | v``, keys normalised and rotated."""
+    """Grouped attention; its KV row is ``k | v``, keys normalised and rotated."""
 
     def __init__(
         self, weights: WeightReader, name: str, hidden: int, config: GroupedAttentionConfig, eps: float
@@ -139,22 +142,21 @@ class GroupedAttention(Attention):
         self.config, self.eps = config, eps
         heads, kv_heads, D, bias = config.num_heads, config.num_kv_heads, config.head_dim, config.bias
         self.scale, self.v_dim = D**-0.5, D
-        q_and_gate = Linear.read(weights, f"{name}.q_proj", heads * 2 * D, hidden, bias=bias)
-        row = torch.arange(heads * 2 * D).view(heads, 2, D)  # each head's query, then its gate
-        self.q, self.gate = q_and_gate.rows(row[:, 0].flatten()), q_and_gate.rows(row[:, 1].flatten())
+        parts = 2 if config.gated else 1
+        q = Linear.read(weights, f"{name}.q_proj", heads * parts * D, hidden, bias=bias)
+        row = torch.arange(heads * parts * D).view(heads, parts, D)  # each head's query, then its gate
+        self.q, self.gate = q.rows(row[:, 0].flatten()), q.rows(row[:, 1].flatten()) if config.gated else None
         self.k = Linear.read(weights, f"{name}.k_proj", kv_heads * D, hidden, bias=bias)
         self.v = Linear.read(weights, f"{name}.v_proj", kv_heads * D, hidden, bias=bias)
         self.o = Linear.read(weights, f"{name}.o_proj", hidden, heads * D, bias=bias)
-        self.q_norm = 1 + weights.take_wide(f"{name}.q_norm.weight", D)
-        self.k_norm = 1 + weights.take_wide(f"{name}.k_norm.weight", D)
+        self.q_norm = self._read_norm(weights, f"{name}.q_norm.weight", heads)
+        self.k_norm = self._read_norm(weights, f"{name}.k_norm.weight", kv_heads)
 
     def project_q(self, x: Tensor, positions: Tensor) -> Tensor:
-        q = self.q(x).view(len(x), self.config.num_heads, self.config.head_dim)
-        return self._rotate(rms_norm(q, self.q_norm, self.eps), positions)
+        return self._rotate(self._norm(self.q(x), self.q_norm), positions)
 
     def project_kv(self, x: Tensor, positions: Tensor) -> Tensor:
-        k = self.k(x).view(len(x), self.config.num_kv_heads, self.config.head_dim)
-        k = self._rotate(rms_norm(k, self.k_norm, self.eps), positions)
+        k = self._rotate(self._norm(self.k(x), self.k_norm), positions)
         return torch.cat([k.flatten(1), self.v(x)], dim=-1)
 
     def split_kv(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -162,11 +164,24 @@ class GroupedAttention(Attention):
         return k, v
 
     def output(self, x: Tensor, o: Tensor) -> Tensor:
-        return self.o(o.flatten(1) * self.gate(x).sigmoid())
+        o = o.flatten(1)
+        return self.o(o if self.gate is None else o * self.gate(x).sigmoid())
+
+    def _read_norm(self, weights: WeightReader, name: str, heads: int) -> Tensor:
+        """``[head_dim]``, stored as the difference to 1, or for all heads together ``[heads * head_dim]``."""
+        D = self.config.head_dim
+        return 1 + weights.take_wide(name, D) if self.config.gated else weights.take_wide(name, heads * D)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """``[T, heads, D]`` of ``[T, heads * D]``."""
+        by_head = (*x.shape[:1], x.shape[1] // self.config.head_dim, self.config.head_dim)
+        return rms_norm(x.view(by_head) if self.config.gated else x, weight, self.eps).view(by_head)
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """Turn the first ``rotary_dim`` channels of ``[T, heads, D]`` by the angle of the position."""
         dim, dtype = self.config.rotary_dim, self.q_norm.dtype
+        if not dim:
+            return x
         frequency = self.config.rope_theta ** (-torch.arange(0, dim, 2, device=x.device, dtype=dtype) / dim)
         angle = (positions[:, None].to(dtype) * frequency)[:, None]
         cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)

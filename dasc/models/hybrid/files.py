@@ -12,7 +12,8 @@ from torch import Tensor
 
 from dasc.models.config import Config, parse_json, quantization_method
 from dasc.models.errors import CheckpointError
-from dasc.models.hybrid.config import HybridConfig, config_json, read_config
+from dasc.models.hybrid.config import HybridConfig
+from dasc.models.hybrid.config_form import config_json, read_config
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"

@@ -21,13 +21,13 @@ from dasc.models.hybrid.batch import Batch, KVPool, PackedBatch, StatePool, pack
 from dasc.models.hybrid.config import HybridConfig
 from dasc.models.hybrid.feed_forward import GatedMLP, MixtureOfExperts
 from dasc.models.hybrid.ops import DeltaRuleOps
-from dasc.models.hybrid.recurrent import GatedDeltaNet, KimiDeltaAttention, Recurrent
+from dasc.models.hybrid.recurrent import KimiDeltaAttention, OlmoDeltaNet, QwenDeltaNet, Recurrent
 from dasc.models.hybrid.weights import WeightReader, rms_norm
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Mixer and MLP, each after a norm and added to the residual stream.
+    """Mixer and MLP, each with a norm and added to the residual stream.
 
     Attributes:
         mixer: recurrent or full-attention layer.
@@ -36,6 +36,7 @@ class Block:
         mlp: dense or experts.
         mlp_norm: ``[hidden]``.
         eps: of both norms.
+        norms_last: mixer and MLP read the stream as it is, and what they give is normalised (OLMo-Hybrid's attention).
     """
 
     mixer: Recurrent | Attention
@@ -44,6 +45,15 @@ class Block:
     mlp: GatedMLP | MixtureOfExperts
     mlp_norm: Tensor
     eps: float
+    norms_last: bool = False
+
+    def mixer_input(self, x: Tensor) -> Tensor:
+        """What the mixer reads of the residual stream."""
+        return x if self.norms_last else rms_norm(x, self.mixer_norm, self.eps)
+
+    def add_mixed(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """``x`` plus what the mixer gave."""
+        return x + (rms_norm(mixed, self.mixer_norm, self.eps) if self.norms_last else mixed)
 
     def mix(
         self,
@@ -55,14 +65,17 @@ class Block:
         ops: DeltaRuleOps,
     ) -> Tensor:
         """``x`` plus the mixer's output; writes this layer's part of ``states`` or of ``kv``."""
-        normed = rms_norm(x, self.mixer_norm, self.eps)
+        read = self.mixer_input(x)
         if isinstance(self.mixer, Attention):
-            return x + self.mixer(normed, packed, kv.rows[self.index])
+            return self.add_mixed(x, self.mixer(read, packed, kv.rows[self.index]))
         units = None if global_units is None else global_units[self.index]
-        return x + self.mixer(normed, packed, states.temporal[self.index], states.conv[self.index], units, ops)
+        temporal, conv = states.temporal[self.index], states.conv[self.index]
+        return self.add_mixed(x, self.mixer(read, packed, temporal, conv, units, ops))
 
     def feed(self, x: Tensor) -> Tensor:
         """``x`` plus the MLP's output."""
+        if self.norms_last:
+            return x + rms_norm(self.mlp(x), self.mlp_norm, self.eps)
         return x + self.mlp(rms_norm(x, self.mlp_norm, self.eps))
 
 
@@ -94,7 +107,7 @@ class HybridModel:
         self.dtype, self.device = dtype, reader.device
         self.blocks, self.embedding, self.final_norm, self.head = read_layers(config, reader)
         # Qwen3-Next's weights may come with a head for speculation
-        reader.check_all_taken(ignored_prefix="mtp." if config.geometry.kind == "gdn" else None)
+        reader.check_all_taken(ignored_prefix="mtp." if config.geometry.family == "qwen3_next" else None)
 
     def with_ops(self, ops: DeltaRuleOps) -> HybridModel:
         """The same model, with the same weights in memory, that computes its recurrent layers with ``ops``."""
@@ -198,9 +211,8 @@ def read_layers(config: HybridConfig, weights: WeightReader) -> tuple[list[Block
 
 
 def _norm(config: HybridConfig, weights: WeightReader, name: str) -> Tensor:
-    """Qwen3-Next stores the difference of a norm's weight to 1."""
     weight = weights.take_wide(f"{name}.weight", config.hidden_size)
-    return 1 + weight if config.geometry.kind == "gdn" else weight
+    return 1 + weight if config.stores_norm_difference else weight
 
 
 def _read_block(config: HybridConfig, weights: WeightReader, number: int) -> Block:
@@ -208,8 +220,10 @@ def _read_block(config: HybridConfig, weights: WeightReader, number: int) -> Blo
     geometry, hidden, eps, attention = config.geometry, config.hidden_size, config.norm_eps, config.attention
     recurrent = number in geometry.recurrent_layers
     mixer: Recurrent | Attention
-    if recurrent and geometry.kind == "gdn":
-        mixer = GatedDeltaNet(weights, f"{name}.linear_attn", hidden, geometry, eps)
+    if recurrent and geometry.family == "qwen3_next":
+        mixer = QwenDeltaNet(weights, f"{name}.linear_attn", hidden, geometry, eps)
+    elif recurrent and geometry.family == "olmo_hybrid":
+        mixer = OlmoDeltaNet(weights, f"{name}.linear_attn", hidden, geometry, config.allow_neg_eigval)
     elif recurrent:
         mixer = KimiDeltaAttention(weights, f"{name}.self_attn", hidden, geometry, eps, config.lower_bound)
     elif isinstance(attention, GroupedAttentionConfig):
@@ -217,14 +231,27 @@ def _read_block(config: HybridConfig, weights: WeightReader, number: int) -> Blo
     else:
         mixer = LatentAttention(weights, f"{name}.self_attn", hidden, attention)
     same_sort = geometry.recurrent_layers if recurrent else config.attention_blocks
+    mixer_norm, mlp_norm = _norm_names(geometry.family, recurrent, name, weights)
     return Block(
         mixer=mixer,
         index=same_sort.index(number),
-        mixer_norm=_norm(config, weights, f"{name}.input_layernorm"),
+        mixer_norm=_norm(config, weights, f"{name}.{mixer_norm}"),
         mlp=_read_mlp(config, weights, number, name),
-        mlp_norm=_norm(config, weights, f"{name}.post_attention_layernorm"),
+        mlp_norm=_norm(config, weights, f"{name}.{mlp_norm}"),
         eps=eps,
+        norms_last=geometry.family == "olmo_hybrid" and not recurrent,
     )
+
+
+def _norm_names(family: str, recurrent: bool, block: str, weights: WeightReader) -> tuple[str, str]:
+    """Of the mixer's norm and the MLP's."""
+    if family != "olmo_hybrid":
+        return "input_layernorm", "post_attention_layernorm"
+    if recurrent:
+        return "attention_layer_norm", "feedforward_layer_norm"
+    # transformers saves the first of these under the name that another norm has in recurrent blocks
+    saved = f"{block}.feedforward_layer_norm.weight" in weights
+    return "feedforward_layer_norm" if saved else "post_attention_layernorm", "post_feedforward_layernorm"
 
 
 def _read_mlp(config: HybridConfig, weights: WeightReader, number: int, block: str) -> GatedMLP | MixtureOfExperts:

@@ -77,6 +77,8 @@ def permute_weights(config: HybridConfig, weights: Mapping[str, Tensor], placeme
 
 def layer_axes(geometry: StateGeometry) -> tuple[LayerAxes, ...]:
     """Every form in which checkpoints hold the weights of a recurrent layer; the first is :class:`HybridModel`'s."""
+    if geometry.family == "olmo_hybrid":
+        return (_olmo_axes(geometry),)
     return _gdn_axes(geometry) if geometry.kind == "gdn" else _kda_axes(geometry)
 
 
@@ -132,6 +134,31 @@ def _gdn_axes(geometry: StateGeometry) -> tuple[LayerAxes, ...]:
         "in_proj_a.weight": of_value_heads,
     }
     return {**fused, **shared}, {**apart, **shared}
+
+
+def _olmo_axes(geometry: StateGeometry) -> LayerAxes:
+    """OLMo-Hybrid has a projection for each operand."""
+    K, V = geometry.head_k_dim, geometry.head_v_dim
+    of_keys, of_values, of_value_heads = (
+        HeadAxis(0, (("key", K),)),
+        HeadAxis(0, (("value", V),)),
+        HeadAxis(0, (("value", 1),)),
+    )
+    return {
+        "q_proj.weight": of_keys,
+        "k_proj.weight": of_keys,
+        "v_proj.weight": of_values,
+        "g_proj.weight": of_values,
+        "a_proj.weight": of_value_heads,
+        "b_proj.weight": of_value_heads,
+        "q_conv1d.weight": of_keys,
+        "k_conv1d.weight": of_keys,
+        "v_conv1d.weight": of_values,
+        "A_log": of_value_heads,
+        "dt_bias": of_value_heads,
+        "o_norm.weight": None,
+        "o_proj.weight": HeadAxis(1, (("value", V),)),
+    }
 
 
 def _kda_axes(geometry: StateGeometry) -> tuple[LayerAxes, ...]:

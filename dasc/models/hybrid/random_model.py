@@ -19,6 +19,11 @@ from dasc.models.hybrid.weights import WeightReader
 
 LOWER_BOUND = -5.0
 EPSILON = 1e-3
+_FAMILIES: dict[tuple[Kind, GateKind], tuple[str, ...]] = {
+    ("gdn", "softplus"): ("qwen3_next", "olmo_hybrid"),
+    ("kda", "softplus"): ("kimi_linear",),
+    ("kda", "safe"): ("kimi_k3",),
+}
 
 
 def random_hybrid(
@@ -36,11 +41,13 @@ def random_hybrid(
     head_k_dim: int = 16,
     num_experts: int = 0,
     horizons_tokens: tuple[float, float] = (2.0, 4096.0),
+    family: str | None = None,
 ) -> tuple[HybridConfig, dict[str, Tensor]]:
     """A model of random weights whose units forget at widely different rates, and in each layer differently.
 
     Args:
-        kind: ``"gdn"`` makes a ``qwen3_next``, ``"kda"`` a ``kimi_linear``.
+        kind: ``"gdn"`` makes a ``qwen3_next`` or, if asked for by ``family``, an ``olmo_hybrid``; ``"kda"`` a
+            ``kimi_linear``.
         gate: ``"safe"`` makes a ``kimi_k3`` with the lower bound -5.
         seed: of everything random.
         vocab_size: token ids are below it.
@@ -53,6 +60,7 @@ def random_hybrid(
         head_k_dim: recurrent key channels of a head.
         num_experts: experts of every block but the first, two of them a token; 0 for dense MLPs.
         horizons_tokens: shortest and longest retention horizon (eq. 3) at the family's representative gate input.
+        family: of the model, where kind and gate leave a choice; the one named first there when ``None``.
 
     Returns:
         Configuration and FP32 weights, for :class:`~dasc.models.hybrid.model.HybridModel` or
@@ -61,16 +69,19 @@ def random_hybrid(
     Raises:
         ValueError: for sizes or a gate that no family has.
     """
-    if (kind, gate) not in (("gdn", "softplus"), ("kda", "softplus"), ("kda", "safe")):
+    if (kind, gate) not in _FAMILIES:
         raise ValueError(
             f"kind and gate must be gdn with softplus, or kda with softplus or safe, got {kind} with {gate}"
         )
+    families = _FAMILIES[kind, gate]
+    if family is not None and family not in families:
+        raise ValueError(f"family must be {' or '.join(families)} for {kind} with {gate}, got {family!r}")
     shortest, longest = horizons_tokens
     least = math.log(EPSILON) / LOWER_BOUND if gate == "safe" else 0.0
     if not least < shortest <= longest < math.inf:
         raise ValueError(f"horizons_tokens must be ascending, finite and above {least:.2f}, got {horizons_tokens}")
     geometry = StateGeometry(
-        family={"gdn": "qwen3_next", "kda": "kimi_linear" if gate == "softplus" else "kimi_k3"}[kind],
+        family=family or families[0],
         kind=kind,
         num_blocks=num_blocks,
         recurrent_layers=tuple(block for block in range(num_blocks) if (block + 1) % attention_period),
@@ -94,6 +105,7 @@ def random_hybrid(
         mlp_size=2 * hidden_size,
         experts=experts,
         expert_blocks=tuple(range(1, num_blocks)) if experts else (),
+        allow_neg_eigval=geometry.family == "olmo_hybrid",
     )
     generator = torch.Generator().manual_seed(seed)
     drawn = _DrawnWeights(config, generator)
@@ -104,7 +116,9 @@ def random_hybrid(
 def _attention(geometry: StateGeometry) -> AttentionConfig:
     heads, dim = geometry.num_value_heads, geometry.head_v_dim
     if geometry.kind == "gdn":
-        return GroupedAttentionConfig(heads, geometry.num_key_heads, dim, rotary_dim=dim // 2, rope_theta=10_000.0)
+        gated = geometry.family == "qwen3_next"
+        rotary_dim = dim // 2 if gated else 0
+        return GroupedAttentionConfig(heads, geometry.num_key_heads, dim, rotary_dim, rope_theta=10_000.0, gated=gated)
     return LatentAttentionConfig(heads, kv_rank=2 * dim, q_rank=None, qk_nope_dim=dim, qk_rope_dim=dim // 2, v_dim=dim)
 
 
@@ -123,8 +137,7 @@ class _DrawnWeights(WeightReader):
     def _checked(self, name: str, shape: tuple[int, ...]) -> Tensor:
         tensor = torch.randn(shape, generator=self._generator)
         if "norm" in name:
-            stores_difference = self._config.geometry.kind == "gdn" and not name.endswith("linear_attn.norm.weight")
-            tensor = 0.1 * tensor + (0 if stores_difference else 1)
+            tensor = 0.1 * tensor + self._config.stored_one(name)
         elif len(shape) == 1:
             tensor = 0.1 * tensor
         elif "embed_tokens" not in name:

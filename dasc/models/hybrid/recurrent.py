@@ -13,6 +13,9 @@ from dasc.models.hybrid.batch import PackedBatch
 from dasc.models.hybrid.ops import DeltaRuleOps
 from dasc.models.hybrid.weights import Linear, WeightReader, rms_norm
 
+# transformers builds the norm of OLMo-Hybrid's output with this epsilon, whatever the configuration says
+OLMO_OUTPUT_NORM_EPS = 1e-5
+
 
 class Projected(NamedTuple):
     """What a recurrent layer projects from its input.
@@ -20,7 +23,7 @@ class Projected(NamedTuple):
     Attributes:
         qkv: ``[T, channels]``, input of the convolution, segments ``q | k | v``.
         decay: gate input ``a``, ``[T, HV]`` (GDN) or ``[T, HV, K]`` (KDA).
-        beta: ``[T, HV]``, before its sigmoid.
+        beta: ``[T, HV]``, before its gate.
         gate: ``[T, HV, V]``, output gate before its activation.
     """
 
@@ -57,10 +60,12 @@ class Recurrent(ABC):
     Attributes:
         geometry: of the model.
         conv_weight: ``[channels, width]``.
+        allow_neg_eigval: ``beta`` reaches 2, so that a token may turn what the state holds for a key around.
     """
 
     geometry: StateGeometry
     conv_weight: Tensor
+    allow_neg_eigval: bool = False
 
     @abstractmethod
     def project(self, x: Tensor) -> Projected:
@@ -104,8 +109,9 @@ class Recurrent(ABC):
         qkv, rows = ops.causal_conv1d(
             projected.qkv[None], self.conv_weight, initial_state=rows, cu_seqlens=packed.conv_cu
         )
-        g, beta = self.log_decay(projected.decay, ops)[None], ops.beta_gate(projected.beta)[None]
-        operands = Operands.of(qkv, g, beta, geometry)
+        g = self.log_decay(projected.decay, ops)
+        beta = ops.beta_gate(projected.beta, allow_neg_eigval=self.allow_neg_eigval)
+        operands = Operands.of(qkv, g[None], beta[None], geometry)
 
         if geometry.kind == "gdn":
             chunk, recurrent = ops.chunk_gdn, ops.recurrent_gdn
@@ -137,10 +143,35 @@ def _read(pool: Tensor, packed: PackedBatch) -> Tensor:
 
 
 class GatedDeltaNet(Recurrent):
-    """Qwen3-Next's recurrent layer: one decay a value head, SiLU output gate."""
+    """A decay for each value head, SiLU output gate; subclasses say how the projections are stored."""
+
+    A_log: Tensor
+    dt_bias: Tensor
+    norm: Tensor
+    norm_eps: float
+    qkv: Linear
+    a: Linear
+    b: Linear
+    z: Linear
+    out: Linear
+
+    def project(self, x: Tensor) -> Projected:
+        gate = self.z(x).view(len(x), self.geometry.num_value_heads, self.geometry.head_v_dim)
+        return Projected(self.qkv(x), self.a(x), self.b(x), gate)
+
+    def log_decay(self, a: Tensor, ops: DeltaRuleOps) -> Tensor:
+        return ops.softplus_gate(a, self.A_log, self.dt_bias)
+
+    def output(self, o: Tensor, gate: Tensor) -> Tensor:
+        gated = rms_norm(o, self.norm, self.norm_eps) * torch.nn.functional.silu(gate)
+        return self.out(gated.flatten(1))
+
+
+class QwenDeltaNet(GatedDeltaNet):
+    """Qwen3-Next's recurrent layer: two projections, fused by key head."""
 
     def __init__(self, weights: WeightReader, name: str, hidden: int, geometry: StateGeometry, eps: float) -> None:
-        self.geometry, self.eps = geometry, eps
+        self.geometry, self.norm_eps = geometry, eps
         heads, bundle, V = geometry.num_key_heads, geometry.bundle, geometry.head_v_dim
         sizes = [geometry.head_k_dim, geometry.head_k_dim, bundle * V, bundle * V]
         qkvz = Linear.read(weights, f"{name}.in_proj_qkvz", heads * sum(sizes), hidden)
@@ -154,22 +185,35 @@ class GatedDeltaNet(Recurrent):
         self.norm = weights.take_wide(f"{name}.norm.weight", V)
         self.out = Linear.read(weights, f"{name}.out_proj", hidden, geometry.num_value_heads * V)
 
-    def project(self, x: Tensor) -> Projected:
-        gate = self.z(x).view(len(x), self.geometry.num_value_heads, self.geometry.head_v_dim)
-        return Projected(self.qkv(x), self.a(x), self.b(x), gate)
-
-    def log_decay(self, a: Tensor, ops: DeltaRuleOps) -> Tensor:
-        return ops.softplus_gate(a, self.A_log, self.dt_bias)
-
-    def output(self, o: Tensor, gate: Tensor) -> Tensor:
-        gated = rms_norm(o, self.norm, self.eps) * torch.nn.functional.silu(gate)
-        return self.out(gated.flatten(1))
-
 
 def _segments(heads: int, sizes: list[int], part: tuple[int, ...]) -> Tensor:
     """Row numbers of some segments, each over all heads, in a weight stored head by head."""
     by_head = torch.arange(heads * sum(sizes)).view(heads, sum(sizes)).split_with_sizes(sizes, dim=1)
     return torch.cat([by_head[i].flatten() for i in part])
+
+
+class OlmoDeltaNet(GatedDeltaNet):
+    """OLMo-Hybrid's recurrent layer: a projection for each operand, and negative eigenvalues unless switched off."""
+
+    def __init__(
+        self, weights: WeightReader, name: str, hidden: int, geometry: StateGeometry, allow_neg_eigval: bool
+    ) -> None:
+        self.geometry, self.allow_neg_eigval, self.norm_eps = geometry, allow_neg_eigval, OLMO_OUTPUT_NORM_EPS
+        heads, values = geometry.num_value_heads, geometry.num_value_heads * geometry.head_v_dim
+
+        def read(part: str, out: int) -> Linear:
+            return Linear.read(weights, f"{name}.{part}_proj", out, hidden)
+
+        segments = list(zip("qkv", geometry.conv_segments))
+        self.qkv = Linear(torch.cat([read(part, size).weight for part, size in segments]))
+        self.a, self.b, self.z = read("a", heads), read("b", heads), read("g", values)
+        self.out = Linear.read(weights, f"{name}.o_proj", hidden, values)
+        width = geometry.conv_width
+        taps = [weights.take(f"{name}.{part}_conv1d.weight", size, 1, width) for part, size in segments]
+        self.conv_weight = torch.cat(taps)[:, 0]
+        self.A_log = weights.take_wide(f"{name}.A_log", heads)
+        self.dt_bias = weights.take_wide(f"{name}.dt_bias", heads)
+        self.norm = weights.take_wide(f"{name}.o_norm.weight", geometry.head_v_dim)
 
 
 class KimiDeltaAttention(Recurrent):

@@ -58,12 +58,12 @@ def hidden_states(
     mask = torch.ones(shape[1], shape[1], dtype=torch.bool).tril()
     x = embedding[tokens.flatten()]
     for block in blocks:
-        normed = rms_norm(x, block.mixer_norm, block.eps)
+        read = block.mixer_input(x)
         if isinstance(block.mixer, Attention):
-            x = x + _attend(block.mixer, normed, shape, positions, mask)
+            mixed = _attend(block.mixer, read, shape, positions, mask)
         else:
-            x = x + _recur(block.mixer, normed, shape, others)
-        x = block.feed(x)
+            mixed = _recur(block.mixer, read, shape, others)
+        x = block.feed(block.add_mixed(x, mixed))
     return rms_norm(x, final_norm, config.norm_eps).view(*shape, -1)[:, :T], head
 
 
@@ -88,6 +88,8 @@ def _recur(layer: Recurrent, x: Tensor, shape: torch.Size, others: OtherStates |
     qkv = pad(projected.qkv.view(*shape, channels).mT, (width - 1, 0))
     qkv = silu(conv1d(qkv, layer.conv_weight.unsqueeze(1), groups=channels)).mT
     g, beta = _log_decay(layer, projected.decay), projected.beta.sigmoid()
+    if layer.allow_neg_eigval:
+        beta = 2 * beta
     operands = Operands.of(qkv.flatten(0, 1), g[None], beta[None], layer.geometry)
     inputs = [t.reshape(*shape, *t.shape[2:]) for t in operands]
     o = delta_rule(*inputs) if others is None else _recur_with(others, *inputs)

@@ -58,8 +58,7 @@ class _Shapes(WeightReader):
 
 def _drawn(name: str, shape: tuple[int, ...], config: HybridConfig, generator: torch.Generator) -> Tensor:
     if "norm" in name:
-        stores_difference = config.geometry.kind == "gdn" and not name.endswith("linear_attn.norm.weight")
-        return torch.zeros(shape) if stores_difference else torch.ones(shape)
+        return torch.full(shape, config.stored_one(name))
     if len(shape) == 1 or name.endswith("A_log"):
         return torch.zeros(shape)
     if "conv1d" in name:
