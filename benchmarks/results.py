@@ -27,7 +27,6 @@ from dasc.models.zoo import MODELS, SPECIALISTS, model_folder
 
 W_GRID = "32,64,128,256"
 W_MAX = "128"
-SPECIALIST_LENGTHS = {"kda-tracking": 128, "kda-text": 256}
 
 
 @dataclass(frozen=True)
@@ -55,26 +54,27 @@ class Experiment:
 
 def experiments() -> list[Experiment]:
     """All of them, in the order of the page."""
-    of_arms = "--count 60 --arms baseline,zero-full-kv,zero-temporal,zero-linear,zero-both"
+    zeroed = "--count 60 --arms baseline,zero-full-kv,zero-temporal,zero-linear,zero-both"
+    quality = f"--length 256 --count 16 --w-max {W_GRID} --arms dense,nr,wr,random,padded,int8,int4,int8-all,int4-all"
     protocols = {
-        "interventions": f"eval interventions {{}} --length 128 {of_arms}",
+        "interventions": f"eval interventions {{}} --length 128 {zeroed}",
         "horizons": "eval horizons {}",
-        "quality": f"eval quality tasks --model {{}} --length 256 --count 16 --w-max {W_GRID} "
-        "--arms dense,nr,wr,random,padded,int8,int4,int8-all,int4-all",
+        "quality": f"eval quality tasks --model {{}} {quality}",
         "tune": "tune {} --quality-budget 0.02 --measure log-prob --memory 2MiB --count 30",
         "bits": "eval bits {} --length 128 --count 20",
         "decay": f"eval decay {{}} --w-max {W_MAX}",
     }
     of_models = [Experiment(model, name, text.format(model)) for name, text in protocols.items() for model in MODELS]
+    tasks = {model: f"--tasks {','.join(RECIPES[model].tasks)}" for model in SPECIALISTS}
     of_specialists = [
-        Experiment(
-            model,
-            "interventions",
-            f"eval interventions {model} --length {SPECIALIST_LENGTHS[model]} {of_arms} "
-            f"--tasks {','.join(RECIPES[model].tasks)}",
-        )
+        Experiment(model, "interventions", f"eval interventions {model} --length 256 {zeroed} {tasks[model]}")
         for model in SPECIALISTS
     ]
+    # the other one answers from its attention alone, and no state can be missed
+    tracking = SPECIALISTS[0]
+    of_specialists.append(
+        Experiment(tracking, "quality", f"eval quality tasks --model {tracking} {quality} {tasks[tracking]}")
+    )
     return of_models + of_specialists
 
 

@@ -63,7 +63,7 @@ def figures(folder: Path) -> dict[str, Path]:
     paths = {
         f"{model}-{name}.png": folder / f"{model}-{name}" / f"{figure}.png"
         for name, (_, figure, _) in _SECTIONS.items()
-        for model in MODELS
+        for model in (*MODELS, *SPECIALISTS)
         if figure is not None
     }
     return {name: path for name, path in paths.items() if path.exists()}

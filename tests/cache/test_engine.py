@@ -19,7 +19,7 @@ from tests.cache.engine_runs import (
     serving_model,
     tokens_of,
 )
-from tests.models.hybrid_runs import KINDS, VOCAB, assert_close, isolated
+from tests.models.hybrid_runs import MODELS, VOCAB, assert_close, isolated
 
 
 def expected(model, conversations) -> dict[str, tuple[int, ...]]:
@@ -27,7 +27,7 @@ def expected(model, conversations) -> dict[str, tuple[int, ...]]:
     return {r.request_id: greedy(model, r.tokens, r.max_new_tokens) for r in requests}
 
 
-@pytest.mark.parametrize(("kind", "gate"), KINDS)
+@pytest.mark.parametrize(("kind", "gate"), MODELS)
 def test_dense_hits_give_the_tokens_of_no_cache_at_all(kind: str, gate: str):
     """Under memory pressure: hits, misses, spills and evictions, all of them."""
     model = serving_model(kind, gate)
@@ -50,7 +50,7 @@ def test_the_cache_turned_off_neither_hits_nor_stores():
     assert engine.cache.ledger.tree.nodes == 0
 
 
-@pytest.mark.parametrize(("kind", "gate"), KINDS)
+@pytest.mark.parametrize(("kind", "gate"), MODELS)
 @pytest.mark.parametrize("spill", [True, False])
 def test_a_plan_that_keeps_everything_answers_as_dense_does(kind: str, gate: str, spill: bool):
     """Two tiers, or compressed checkpoints only, evicting; refresh has nothing to do and changes nothing."""

@@ -13,7 +13,7 @@ from dasc.geometry import DtypePolicy
 from dasc.models.hybrid import Batch, HybridModel, SequenceInput
 from dasc.reference import RecurrentState, suffix_refresh
 from tests.cache.engine_runs import LogitsOf, build, checked_step, full_mask, serving_model
-from tests.models.hybrid_runs import KINDS, assert_close, isolated, random_tokens, reference_stack
+from tests.models.hybrid_runs import MODELS, assert_close, isolated, random_tokens, reference_stack
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10}
 
@@ -74,7 +74,7 @@ def served(model: HybridModel, prefixes: list[Tensor], new: list[Tensor], mask: 
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize(("kind", "gate"), KINDS)
+@pytest.mark.parametrize(("kind", "gate"), MODELS)
 @pytest.mark.parametrize("window_kv", ["replayed", "cached"])
 def test_one_pass_refresh_gives_the_logits_of_two_passes(kind: str, gate: str, window_kv: str, dtype: torch.dtype):
     """Windows off the blocks, a prefix shorter than the window, chunks, and several requests in a batch."""
@@ -89,7 +89,7 @@ def test_one_pass_refresh_gives_the_logits_of_two_passes(kind: str, gate: str, w
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize(("kind", "gate"), KINDS)
+@pytest.mark.parametrize(("kind", "gate"), MODELS)
 def test_without_refresh_only_the_omitted_units_are_missing(kind: str, gate: str, dtype: torch.dtype):
     model = serving_model(kind, gate, dtype)
     mask = full_mask(model, 0.5, seed=4)

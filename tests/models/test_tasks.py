@@ -84,10 +84,12 @@ def test_parity_counts_flips_up_to_each_question():
             assert answer == (ids.ODD if flips % 2 else ids.EVEN)
 
 
-def test_cups_move_as_matrices_multiply():
+@pytest.mark.parametrize(("name", "kinds"), [("permutation", 5), ("swapping", 3)])
+def test_cups_move_as_matrices_multiply(name: str, kinds: int):
     images = {ids.SWAPS[0]: (0, 2, 1), ids.SWAPS[1]: (1, 0, 2), ids.SWAPS[2]: (1, 2, 0)}
     images |= {ids.SWAPS[3]: (2, 0, 1), ids.SWAPS[4]: (2, 1, 0)}
-    for example in drawn("permutation"):
+    assert len({token for example in drawn(name) for token in example.context if token in images}) == kinds
+    for example in drawn(name):
         for position, answer in [*example.probes, (len(example.context), example.questions[0].answer[0])]:
             where = np.array([1, 0, 0])
             for token in example.context[:position]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dasc.models.tasks.example import Example, Question, Rng, scatter
 from dasc.models.tasks.vocabulary import (
     ALIAS,
@@ -25,6 +27,7 @@ _MOST_QUESTIONS = 8
 _MOST_HOPS = 3
 _MOST_CHANGES = 12
 _PERMUTATIONS = ((0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
+_OF_TWO_CUPS = tuple(swap for swap, images in zip(SWAPS, _PERMUTATIONS) if any(a == b for a, b in enumerate(images)))
 
 
 def latest_value(rng: Rng, length: int) -> Example:
@@ -91,8 +94,17 @@ def parity(rng: Rng, length: int) -> Example:
 
 def permutation(rng: Rng, length: int) -> Example:
     """The ball begins in the first cup, and cups are permuted, at most 12 times: where is it? Asked on the way, too."""
+    return _permuted(rng, length, SWAPS)
+
+
+def swapping(rng: Rng, length: int) -> Example:
+    """:func:`permutation` with two cups moved at a time, which one reflection of a state can do."""
+    return _permuted(rng, length, _OF_TWO_CUPS)
+
+
+def _permuted(rng: Rng, length: int, permutations: Sequence[int]) -> Example:
     most = min(length // 8, _MOST_CHANGES)
-    marks = [*rng.choice(SWAPS, size=rng.integers(0, most + 1)).tolist(), *[WHERE] * (most + 1)]
+    marks = [*rng.choice(permutations, size=rng.integers(0, most + 1)).tolist(), *[WHERE] * (most + 1)]
     context = scatter(rng, [[mark] for mark in rng.permutation(marks).tolist()], length - 1, _FILLER)
     probes, cup = [], 0
     for position, token in enumerate(context):

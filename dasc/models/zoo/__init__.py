@@ -8,8 +8,8 @@ _ROOT = Path(__file__).parent
 MODELS = ("kda", "kda-safe", "gdn")
 """KDA with the softplus gate, KDA with the safe gate, GDN with the softplus gate."""
 
-SPECIALISTS = ("kda-tracking", "kda-text")
-"""Trained on some of the tasks only."""
+SPECIALISTS = ("gdn-tracking", "kda-text")
+"""Trained on some of the tasks only: a GDN whose beta reaches 2 on tracking and aggregation, KDA on text."""
 
 
 def model_folder(name: str | Path) -> Path:

@@ -8,7 +8,7 @@ import torch
 from dasc.eval.decay import follow
 from dasc.eval.states import Arm, Prefixes, advance, refresh, retain
 from tests.eval.states.runs import constant_mask, contexts, draw_mask, model_of, prefixes_of, tokens
-from tests.models.hybrid_runs import KINDS
+from tests.models.hybrid_runs import MODELS
 
 TICKS = (0, 1, 3, 10)
 
@@ -21,7 +21,7 @@ def nr(kind: str, gate: str = "softplus") -> Arm:
     return lambda prefixes: retain(prefixes, draw_mask(model_of(kind, gate)))
 
 
-@pytest.mark.parametrize(("kind", "gate"), KINDS)
+@pytest.mark.parametrize(("kind", "gate"), MODELS)
 def test_the_first_layer_keeps_to_its_bound_and_to_given_inputs(kind: str, gate: str):
     """Deeper layers see other inputs; a mistake in what is recorded, or in its order, would show here."""
     result = follow(prefixes_of(kind, gate), {"nr": nr(kind, gate)}, continuations(), TICKS)

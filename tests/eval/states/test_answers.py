@@ -7,10 +7,10 @@ from dasc.eval.states import ask, prefixes
 from dasc.models.tasks import Question
 from tests.cache.engine_runs import greedy
 from tests.eval.states.runs import contexts, model_of, prefixes_of, questions
-from tests.models.hybrid_runs import KINDS, assert_close, isolated
+from tests.models.hybrid_runs import MODELS, assert_close, isolated
 
 
-@pytest.mark.parametrize(("kind", "gate"), KINDS)
+@pytest.mark.parametrize(("kind", "gate"), MODELS)
 def test_log_probabilities_are_those_of_isolated_runs(kind: str, gate: str):
     answers = ask(prefixes_of(kind, gate), questions(), keep_logits=True)
     expected_logits, expected_sums = [], []

@@ -21,7 +21,7 @@ from dasc.models.tasks import Question
 from tests.cache.engine_runs import LogitsOf, build, checked_step
 from tests.eval.states.runs import constant_mask, contexts, draw_mask, model_of, prefixes_of, questions, tokens
 from tests.eval.states.test_prefixes import same
-from tests.models.hybrid_runs import KINDS, assert_close
+from tests.models.hybrid_runs import MODELS, assert_close
 
 PARTS = ("temporal", "conv", "kv")
 
@@ -48,7 +48,7 @@ def test_an_arm_zeroes_what_it_says_of_a_copy_and_nothing_else(arm, zeroed: set[
 
 
 @pytest.mark.parametrize("codec", [dasc.fast, dasc.reference])
-@pytest.mark.parametrize(("kind", "gate"), KINDS)
+@pytest.mark.parametrize(("kind", "gate"), MODELS)
 def test_retaining_all_units_is_the_dense_baseline_bit_by_bit(kind: str, gate: str, codec):
     held = prefixes_of(kind, gate)
     assert same(retain(held, constant_mask(held.model, True), codec=codec), held)
@@ -60,7 +60,7 @@ def test_retaining_no_unit_is_the_zeroed_temporal_state(kind: str):
     assert same(retain(held, constant_mask(held.model, False)), zero_temporal(held))
 
 
-@pytest.mark.parametrize(("kind", "gate"), KINDS)
+@pytest.mark.parametrize(("kind", "gate"), MODELS)
 def test_retaining_some_units_multiplies_the_state_by_the_mask(kind: str, gate: str):
     held = prefixes_of(kind, gate)
     geometry, mask = held.model.config.geometry, draw_mask(held.model)
@@ -87,7 +87,7 @@ def test_quantised_is_the_stored_format(kind: str, quantized: Quantization, qmax
 
 
 @pytest.mark.parametrize("window_kv", ["replayed", "cached"])
-@pytest.mark.parametrize(("kind", "gate"), KINDS)
+@pytest.mark.parametrize(("kind", "gate"), MODELS)
 def test_a_window_over_the_whole_prefix_restores_the_dense_state_to_rounding(kind: str, gate: str, window_kv: str):
     """To 1e-10 in FP64: the same sums, in blocks of another length."""
     held = prefixes_of(kind, gate)

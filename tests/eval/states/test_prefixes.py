@@ -7,7 +7,7 @@ import torch
 
 from dasc.eval.states import Prefixes, advance, prefixes
 from tests.eval.states.runs import LENGTHS, contexts, model_of, prefixes_of, tokens
-from tests.models.hybrid_runs import KINDS, assert_close, isolated
+from tests.models.hybrid_runs import MODELS, assert_close, isolated
 
 
 def same(left: Prefixes, right: Prefixes) -> bool:
@@ -16,7 +16,7 @@ def same(left: Prefixes, right: Prefixes) -> bool:
     )
 
 
-@pytest.mark.parametrize(("kind", "gate"), KINDS)
+@pytest.mark.parametrize(("kind", "gate"), MODELS)
 def test_each_prefix_holds_the_state_and_kv_of_an_isolated_run(kind: str, gate: str):
     """Fault 15: every sequence of a batch of different lengths has the state at its own end."""
     model, held = model_of(kind, gate), prefixes_of(kind, gate)
