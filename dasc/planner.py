@@ -19,6 +19,7 @@ from dasc.accounting import (
 )
 from dasc.geometry import DtypePolicy, StateGeometry
 from dasc.layout import LayoutKind, rank_layouts
+from dasc.magnitudes import UnitMagnitudes
 from dasc.models import Checkpoint
 from dasc.placement import PLACEMENT_MODES, Placement, PlacementMode
 from dasc.plan import SelectionPlan
@@ -29,6 +30,7 @@ from dasc.reference import (
     random_mask,
     replay_window,
     retained_fractions,
+    select_largest,
     select_units,
     static_horizons,
     unit_windows,
@@ -125,6 +127,7 @@ def build_plan(
     layout: LayoutKind = "ragged",
     dtypes: DtypePolicy = DtypePolicy(),  # noqa: B008 - frozen
     mask_seed: int | None = None,
+    magnitudes: UnitMagnitudes | None = None,
 ) -> SelectionPlan:
     """Select the units of ``checkpoint`` at ``w_max`` and fix their placement on each degree of ``ranks``.
 
@@ -132,14 +135,17 @@ def build_plan(
         w_max: cutoff in tokens, at least 4 (section 4.2).
         gate_input: representative gate input ``a_s``; the family's own when ``None``.
         mask_seed: for comparison (section 5.2): keep as many units of each layer, drawn by this seed.
+        magnitudes: keep as many units in all, those that were observed to be the largest.
 
     Raises:
-        ValueError: for values outside their range, heads that a degree cannot share, a mode the weights rule out, or a
-            balanced placement with the padded layout.
+        ValueError: for values outside their range, heads that a degree cannot share, a mode the weights rule out, a
+            balanced placement with the padded layout, magnitudes of another model, or both a seed and magnitudes.
     """
+    if mask_seed is not None and magnitudes is not None:
+        raise ValueError("mask_seed and magnitudes must not both be given")
     gate_input = checkpoint.gate_input(gate_input)
     horizons = static_horizons(checkpoint.gate, gate_input, epsilon)
-    mask = select_units(horizons, w_max)
+    mask = _selected(checkpoint, horizons, w_max, magnitudes)
     if mask_seed is not None:
         mask = random_mask(mask, mask_seed)
     placements = {p: _place(checkpoint, mask, p, mode) for p in ranks}
@@ -160,6 +166,14 @@ def build_plan(
     )
 
 
+def _selected(checkpoint: Checkpoint, horizons: Tensor, w_max: int, magnitudes: UnitMagnitudes | None) -> Tensor:
+    mask = select_units(horizons, w_max)
+    if magnitudes is None:
+        return mask
+    magnitudes.check(checkpoint)
+    return select_largest(magnitudes.values, int(mask.sum()))
+
+
 def _place(checkpoint: Checkpoint, mask: Tensor, ranks: int, mode: PlacementMode) -> Placement:
     return place(checkpoint.geometry, mask, ranks, mode, packed_weights=checkpoint.quantization is not None)
 
@@ -174,14 +188,16 @@ def summarise(
     budget_bytes: int = 8 << 30,
     layout: LayoutKind = "ragged",
     dtypes: DtypePolicy = DtypePolicy(),  # noqa: B008 - frozen
+    magnitudes: UnitMagnitudes | None = None,
 ) -> ModelSummary:
     """Say for each ``w_max`` what a compressed checkpoint of this model keeps, takes and saves.
 
     Args:
         budget_bytes: state memory of *one rank's* checkpoint pool; slot 0 is reserved (appendix C.1).
+        magnitudes: as for :func:`build_plan`.
 
     Raises:
-        ValueError: for values outside their range, or heads that a degree cannot share.
+        ValueError: for values outside their range, heads that a degree cannot share, or magnitudes of another model.
     """
     if layout not in ("ragged", "padded"):
         raise ValueError(f"layout must be 'ragged' or 'padded', got {layout!r}")
@@ -197,7 +213,9 @@ def summarise(
         budget_bytes=budget_bytes,
         dense_bytes=geometry.dense_bytes(dtypes),
         dense_slots={p: usable_slots(budget_bytes, [geometry.shard(p).dense_bytes(dtypes)]) for p in ranks},
-        windows=tuple(_summarise_window(checkpoint, horizons, w, ranks, budget_bytes, layout, dtypes) for w in w_max),
+        windows=tuple(
+            _summarise_window(checkpoint, horizons, w, ranks, budget_bytes, layout, dtypes, magnitudes) for w in w_max
+        ),
     )
 
 
@@ -209,9 +227,10 @@ def _summarise_window(
     budget_bytes: int,
     layout: LayoutKind,
     dtypes: DtypePolicy,
+    magnitudes: UnitMagnitudes | None,
 ) -> WindowSummary:
     geometry = checkpoint.geometry
-    mask = select_units(horizons, w_max)
+    mask = _selected(checkpoint, horizons, w_max, magnitudes)
     windows = unit_windows(horizons, mask, w_max)
     by_kind = {kind: rank_layouts(geometry, mask, kind=kind, dtypes=dtypes) for kind in ("ragged", "padded")}
     fractions = retained_fractions(mask, geometry)

@@ -14,6 +14,7 @@ from dasc import __version__
 from dasc.cli.calibrate import calibrate
 from dasc.cli.evaluate import evaluate
 from dasc.cli.example import example
+from dasc.cli.observe import observe
 from dasc.cli.plan import plan
 from dasc.cli.profile import profile
 from dasc.cli.replay import replay
@@ -32,7 +33,7 @@ def app() -> None:
     """
 
 
-for command in (plan, profile, show, example, simulate, replay, calibrate, evaluate, tune):
+for command in (plan, profile, observe, show, example, simulate, replay, calibrate, evaluate, tune):
     app.add_command(command)
 
 

@@ -60,6 +60,12 @@ STATE_DTYPES = ("float32", "bfloat16", "float16")
     type=click.IntRange(min=0),
     help="For comparison: -o keeps as many units, by this seed.",
 )
+@click.option(
+    "--magnitudes",
+    "magnitudes_path",
+    type=click.Path(path_type=Path),
+    help="File of dasc observe: keep as many units as the cutoff does, those observed to be the largest.",
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the plan to this file (one --w-max).")
 @click.option("--revision", help="Branch, tag or commit on the Hub.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
@@ -77,6 +83,7 @@ def plan(
     conv_dtype: str,
     placement: str,
     mask_seed: int | None,
+    magnitudes_path: Path | None,
     output: Path | None,
     revision: str | None,
     as_json: bool,
@@ -90,17 +97,21 @@ def plan(
         raise click.UsageError(f"-o writes one plan and needs one --w-max, got {','.join(map(str, w_max))}")
     if mask_seed is not None and output is None:
         raise click.UsageError("--random-mask is of the plan that -o writes; the table is of units chosen by horizon")
+    if mask_seed is not None and magnitudes_path is not None:
+        raise click.UsageError("give either --random-mask or --magnitudes, not both")
     if int8 and int4:
         raise click.UsageError("give either --int8 or --int4, not both")
     import torch
 
     from dasc.geometry import DtypePolicy
+    from dasc.magnitudes import UnitMagnitudes
     from dasc.planner import build_plan, summarise
 
     checkpoint = read_with_progress(model, revision)
     ranks, dropped = _shareable(checkpoint, ranks)
     quantized: Quantization | None = "int8" if int8 else "int4" if int4 else None
     settings: dict[str, Any] = {
+        "magnitudes": None if magnitudes_path is None else UnitMagnitudes.load(magnitudes_path),
         "gate_input": gate_input,
         "epsilon": epsilon,
         "ranks": ranks,

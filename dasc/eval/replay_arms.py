@@ -36,6 +36,7 @@ class Arm:
         padded: in the padded layout whatever the others have.
         quantized: retained units as INT8 or INT4.
         random: units chosen at random, as many of each layer.
+        observed: units chosen by their observed magnitudes, as many in all.
         refresh: replay the window on a compressed hit (WR instead of NR).
         auto: but not on a hit that settles by itself before its answer begins.
         spill: keep dense checkpoints too.
@@ -47,6 +48,7 @@ class Arm:
     padded: bool = False
     quantized: Quantization | None = None
     random: bool = False
+    observed: bool = False
     refresh: bool = False
     auto: bool = False
     spill: bool = True
@@ -178,9 +180,15 @@ def plan_arm(
         dtypes: of checkpoints.
         layout: unless the arm is padded.
         mask_seed: of a random mask.
+
+    Raises:
+        ValueError: for an arm of observed units and a model without magnitudes.
     """
     seed = mask_seed if arm.random else None
-    plan = build_plan(served.checkpoint, w_max, ranks=(), dtypes=dtypes, mask_seed=seed)
+    magnitudes = served.magnitudes if arm.observed else None
+    if arm.observed and magnitudes is None:
+        raise ValueError("magnitudes must be given for units chosen by them: dasc observe measures them")
+    plan = build_plan(served.checkpoint, w_max, ranks=(), dtypes=dtypes, mask_seed=seed, magnitudes=magnitudes)
     mask = plan.mask if arm.selected else torch.ones_like(plan.mask)
     [rank_layout] = rank_layouts(plan.geometry, mask, kind="padded" if arm.padded else layout, dtypes=dtypes)
     return rank_layout, replay_window(plan.windows, w_max) if arm.refresh else 0

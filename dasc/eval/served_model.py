@@ -10,6 +10,7 @@ import torch
 
 from dasc.cache.storage import StateCodec
 from dasc.geometry import DtypePolicy, Quantization
+from dasc.magnitudes import UnitMagnitudes
 from dasc.models import Checkpoint, read_checkpoint
 from dasc.models.hybrid import DeltaRuleOps, HybridModel, load_hybrid
 
@@ -26,21 +27,33 @@ class ServedModel:
         model: runs, in FP32.
         checkpoint: its decay parameters.
         codec: packs and unpacks states.
+        magnitudes: of its units, where they were observed.
     """
 
     model: HybridModel
     checkpoint: Checkpoint
     codec: StateCodec
+    magnitudes: UnitMagnitudes | None = None
 
 
-def load_served(folder: Path, ops: ServingOps) -> ServedModel:
+def load_served(folder: Path, ops: ServingOps, *, magnitudes: Path | None = None) -> ServedModel:
     """The model in ``folder``, on the CPU.
 
+    Args:
+        folder: of the model.
+        ops: to compute with.
+        magnitudes: file of ``dasc observe``.
+
     Raises:
-        ValueError: for a folder that is no small Qwen3-Next or Kimi-Linear model.
+        ValueError: for a folder that is no small Qwen3-Next, OLMo-Hybrid or Kimi-Linear model, or a file that is not
+            of it.
     """
     config, weights = load_hybrid(folder)
-    return ServedModel(HybridModel(config, weights, ops), read_checkpoint(folder), ops)
+    checkpoint = read_checkpoint(folder)
+    observed = None if magnitudes is None else UnitMagnitudes.load(magnitudes)
+    if observed is not None:
+        observed.check(checkpoint)
+    return ServedModel(HybridModel(config, weights, ops), checkpoint, ops, observed)
 
 
 def state_dtypes(model: HybridModel, *, quantized: Quantization | None = None) -> DtypePolicy:

@@ -54,7 +54,7 @@ from dasc.reference.refresh import (
     suffix_refresh,
     unit_windows,
 )
-from dasc.reference.selection import RANDOM_MASK_SEEDS, random_mask, select_units
+from dasc.reference.selection import RANDOM_MASK_SEEDS, random_mask, select_largest, select_units
 from dasc.reference.statistics import (
     Calibration,
     MedianIQR,
@@ -126,6 +126,7 @@ __all__ = [
     "replay_window",
     "retained_fractions",
     "safe_gate",
+    "select_largest",
     "select_units",
     "settle_tokens",
     "softplus_gate",

@@ -35,6 +35,33 @@ def select_units(horizons: Tensor, w_max: float) -> Tensor:
     return horizons > w_max
 
 
+def select_largest(signal: Tensor, count: int) -> Tensor:
+    """The ``count`` units with the largest observed signal, over all layers together; of equal ones the first.
+
+    For what static horizons cannot tell: a unit with a long one may hold little, and gates may hold on to tokens for
+    longer than they do at the representative input.
+
+    Args:
+        signal: ``[L, U]`` float64 without NaN, such as magnitudes ``M_S`` (eq. 5).
+        count: from 0 to all units.
+
+    Returns:
+        ``[L, U]`` bool, true where kept.
+
+    Raises:
+        ValueError: for a signal of another dtype or rank, or with NaN, or a count outside its range.
+    """
+    if signal.dtype != torch.float64 or signal.ndim != 2:
+        raise ValueError(f"signal must be float64 [L, U], got {signal.dtype} {list(signal.shape)}")
+    if signal.isnan().any():
+        raise ValueError("signal must be numbers, got NaN")
+    if not 0 <= count <= signal.numel():
+        raise ValueError(f"count must be 0 to {signal.numel()} units, got {count}")
+    mask = torch.zeros_like(signal, dtype=torch.bool)
+    mask.view(-1)[signal.flatten().argsort(descending=True, stable=True)[:count]] = True
+    return mask
+
+
 def random_mask(mask: Tensor, seed: int) -> Tensor:
     """A mask that keeps as many units of each layer as ``mask``, chosen uniformly (the Random arm of section 5.2).
 

@@ -6,28 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dasc.cli.options import IntList, gate_input_option, result_options, threads_option
+from dasc.cli.evaluate.prefixes import chosen_prefixes, prefix_options
+from dasc.cli.options import gate_input_option, result_options, threads_option
 from dasc.cli.output import give_result, output_folder, progress_bar, table_console
 
 if TYPE_CHECKING:
-    from dasc.eval.horizons import HorizonReport, Prefix
+    from dasc.eval.horizons import HorizonReport
 
 
 @click.command()
 @click.argument("model")
-@click.option(
-    "--conversations",
-    type=click.Path(path_type=Path),
-    help='JSON array in the form of ShareGPT, [{"conversations": [{"from", "value"}, ..]}, ..], to take prefixes from.',
-)
-@click.option(
-    "--targets",
-    type=IntList(),
-    help="Tokens of the prefixes; 16384,8192,4096,1024 for conversations and a model with a tokenizer.json, "
-    "512,256,128,32 otherwise.",
-)
-@click.option("--per-target", type=click.IntRange(min=1), default=8, show_default=True, help="Prefixes of each length.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the tasks' examples.")
+@prefix_options(seed=0)
 @gate_input_option
 @click.option("--epsilon", type=float, default=1e-3, show_default=True, help="Decay that counts as forgotten.")
 @threads_option
@@ -59,7 +48,7 @@ def horizons(
         from dasc.eval.horizons.figures import draw_horizons
     torch.set_num_threads(threads)
     folder = model_folder(model)
-    prefixes, source = _prefixes(folder, conversations, targets, per_target, seed)
+    prefixes, source = chosen_prefixes(folder, conversations, targets, per_target, seed)
     with output_folder(output), progress_bar(len(prefixes)) as progress:
         report = measure_horizons(
             folder,
@@ -77,26 +66,6 @@ def horizons(
         as_json=as_json,
         draw=lambda: draw_horizons(report),
     )
-
-
-def _prefixes(
-    folder: Path, conversations: Path | None, targets: tuple[int, ...] | None, per_target: int, seed: int
-) -> tuple[list[Prefix], dict[str, Any]]:
-    """The prefixes, and where they are from as plain JSON values."""
-    from dasc.eval.chat_tokens import TOKENIZER_FILE, chat_tokens
-    from dasc.eval.horizons import SCALED_TARGETS, TARGETS, read_sharegpt, select_prefixes, task_prefixes
-    from dasc.models.hybrid import load_hybrid
-
-    if conversations is None:
-        targets = targets or SCALED_TARGETS
-        source = {"prefixes": "tasks", "seed": seed}
-        prefixes = task_prefixes(targets, per_target, seed)
-    else:
-        targets = targets or (TARGETS if (folder / TOKENIZER_FILE).exists() else SCALED_TARGETS)
-        source = {"prefixes": conversations.name}
-        tokens = chat_tokens(folder, load_hybrid(folder)[0].vocab_size)
-        prefixes = select_prefixes(read_sharegpt(conversations), tokens.text, targets, per_target)
-    return prefixes, {**source, "targets": list(targets), "per_target": per_target}
 
 
 def _print(report: HorizonReport) -> None:

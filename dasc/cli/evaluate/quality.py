@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from dasc.eval.quality.protocol import Protocol
     from dasc.eval.quality.results import QualityResult
 
-METHOD_NAMES = "dense,nr,wr,random,padded,int8,int4,int8-all,int4-all"
+METHOD_NAMES = "dense,nr,wr,random,padded,int8,int4,observed,int8-all,int4-all"
 DEFAULT_METHODS = "dense,nr,wr,random"
 DEFAULT_SLOTS = 512
 
-_BUNDLED = ("model", "arms", "w_max", "slots")
+_BUNDLED = ("model", "arms", "w_max", "slots", "magnitudes")
 _SERVER = ("arm", "api", "served_model")
 _positive = click.IntRange(min=1)
 
@@ -30,6 +30,7 @@ _positive = click.IntRange(min=1)
 @click.option("--model", help=f"A bundled model or the folder of a small one; {DEFAULT_MODEL} by default.")
 @click.option("--arms", metavar="NAMES", help=f"Out of {METHOD_NAMES}; {DEFAULT_METHODS} by default.")
 @click.option("--w-max", type=IntList(4), help="Cutoffs in tokens; by default a grid that suits the prompts.")
+@click.option("--magnitudes", type=click.Path(path_type=Path), help="For the arm 'observed': the file of dasc observe.")
 @click.option("--slots", type=_positive, help=f"Checkpoint slots of every arm; {DEFAULT_SLOTS} by default.")
 @click.option("--url", help="Of an OpenAI-compatible server, in place of a bundled model.")
 @click.option("--arm", metavar="LABEL", help="With --url: how it was started: 'dense', 'nr 16', 'random 16 1234'.")
@@ -110,7 +111,17 @@ def _run_bundled(
     arms = bundled_arms(items, methods, options["w_max"])
     model = options["model"] or DEFAULT_MODEL
     with progress_bar(total_requests(items, arms, protocol)) as progress:
-        return run_bundled(items, model, arms, protocol, limits, source=source, output=output, progress=progress)
+        return run_bundled(
+            items,
+            model,
+            arms,
+            protocol,
+            limits,
+            source=source,
+            magnitudes=options["magnitudes"],
+            output=output,
+            progress=progress,
+        )
 
 
 def _run_server(

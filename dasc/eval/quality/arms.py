@@ -14,13 +14,14 @@ from dasc.reference import RANDOM_MASK_SEEDS
 METHODS: dict[str, Arm] = {
     "dense": ARMS["dense"],
     **{name: dataclasses.replace(ARMS[name], spill=False) for name in ("nr", "wr", "random", "padded", "int8", "int4")},
+    "observed": Arm(observed=True, spill=False),
     "int8-all": Arm(selected=False, quantized="int8", spill=False),
     "int4-all": Arm(selected=False, quantized="int4", spill=False),
 }
 """By name. All but ``dense`` hold compressed checkpoints only (appendix C.2).
 
-``int8`` stores the selected units as INT8, ``int8-all`` all units, and ``int4`` and ``int4-all`` do so as INT4. These
-four, ``random`` and ``padded`` load by NR.
+``observed`` keeps as many units as ``nr`` does, those with the largest observed magnitudes. ``int8`` stores the
+selected units as INT8, ``int8-all`` all units, and ``int4`` and ``int4-all`` do so as INT4. All but ``wr`` load by NR.
 """
 
 SHORT_TOKENS = 1024

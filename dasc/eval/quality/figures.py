@@ -18,6 +18,7 @@ COLOURS = {
     "nr": BLUE,
     "wr": "#4b9b6a",
     "random": ORANGE,
+    "observed": "#b04a5a",
     "int8": "#8a6fb0",
     "int8-all": "#a58a3b",
     "int4": "#7a4b2a",
@@ -61,7 +62,7 @@ def _accuracy(axes: Axes, row: Row, table: QualityTable) -> None:
     dense = row.cell("dense", None)
     if dense is not None:
         axes.axhline(dense.score, color=COLOURS["dense"], linewidth=1.0, linestyle="--", label="dense")
-    for method in ("random", "nr", "wr", "int8", "int4"):
+    for method in ("random", "nr", "wr", "observed", "int8", "int4"):
         found = [(c.w_max, c) for c in row.cells if c.method == method and c.w_max is not None]
         cells = sorted(found, key=lambda pair: pair[0])
         if not cells:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,7 +13,7 @@ import torch
 from dasc.eval.chat_tokens import TOKENIZER_FILE
 from dasc.eval.items import Item
 from dasc.eval.provenance import folder_sha256, versions
-from dasc.eval.quality.arms import ArmSpec, default_w_max, expand
+from dasc.eval.quality.arms import METHODS, ArmSpec, default_w_max, expand
 from dasc.eval.quality.engine_backend import EngineBackend, EngineLimits, as_tokens, kv_tokens
 from dasc.eval.quality.evaluate import evaluate
 from dasc.eval.quality.protocol import Protocol, make_blocks
@@ -41,6 +42,7 @@ def run_bundled(
     limits: EngineLimits,
     *,
     source: str = "",
+    magnitudes: Path | None = None,
     output: Path | None = None,
     progress: Progress = lambda label, requests: None,
 ) -> QualityResult:
@@ -48,22 +50,25 @@ def run_bundled(
 
     Args:
         items: in token ids, or text for a model that reads bytes.
-        model: bundled, by its name, or the folder of a small Qwen3-Next or Kimi-Linear.
+        model: bundled, by its name, or the folder of a small Qwen3-Next, OLMo-Hybrid or Kimi-Linear.
         arms: to measure.
         protocol: with a number of slots.
         limits: of the engine.
         source: where the items come from, for the record.
+        magnitudes: file of ``dasc observe``, for the method ``observed``.
         output: folder of the file of finished blocks; ``None`` keeps none.
         progress: told of requests done.
 
     Raises:
         ValueError: for a model, items or settings that do not go together.
     """
+    if (magnitudes is not None) != any(METHODS[arm.method].observed for arm in arms):
+        raise ValueError("magnitudes must be given for the method 'observed', and for no other")
     if protocol.slots is None:
         raise ValueError("slots must be given for the bundled engine")
     folder = model_folder(model)
     torch.set_num_threads(limits.threads)
-    served = load_served(folder, importlib.import_module(f"dasc.{limits.ops}"))
+    served = load_served(folder, importlib.import_module(f"dasc.{limits.ops}"), magnitudes=magnitudes)
     if any(isinstance(item.warm, str) for item in items) and (folder / TOKENIZER_FILE).exists():
         raise ValueError(
             f"items of text need a model that reads bytes; {folder} has a {TOKENIZER_FILE}: serve it, and take --url"
@@ -71,6 +76,8 @@ def run_bundled(
     capacity = kv_tokens(make_blocks(items, protocol.block_items), limits.server_limit)
 
     run = {"source": source, "backend": "bundled engine", **vars(limits), "versions": versions()}
+    if magnitudes is not None:
+        run["magnitudes_sha256"] = hashlib.sha256(magnitudes.read_bytes()).hexdigest()
     return evaluate(
         items,
         arms,

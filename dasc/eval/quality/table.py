@@ -104,9 +104,9 @@ class QualityTable:
 def make_table(results: Sequence[QualityResult]) -> QualityTable:
     """Rows, comparisons and failures of results, one for each model.
 
-    Compared are: every method with dense, but for ``padded``, whose outputs must be those of ``nr``; ``nr`` with Random
-    and ``wr`` with ``nr`` at the same cutoff. The family of Holm's adjustment is all comparisons of single tasks; those
-    over all items, which are no further evidence, are a family of their own.
+    Compared are: every method with dense, but for ``padded``, whose outputs must be those of ``nr``; ``nr`` with
+    Random, and ``wr`` and ``observed`` with ``nr``, at the same cutoff. The family of Holm's adjustment is all
+    comparisons of single tasks; those over all items, which are no further evidence, are a family of their own.
 
     Raises:
         ValueError: when arms of a model did not measure the same items.
@@ -182,7 +182,7 @@ def _pairs(result: QualityResult, task: str) -> list[tuple[str, str, Paired]]:
     wanted: list[tuple[tuple[str, int | None], tuple[str, int | None]]]
     wanted = [(key, ("dense", None)) for key in scores if key[0] not in ("dense", "padded")]
     wanted += [(key, ("random", key[1])) for key in scores if key[0] == "nr"]
-    wanted += [(key, ("nr", key[1])) for key in scores if key[0] == "wr"]
+    wanted += [(key, ("nr", key[1])) for key in scores if key[0] in ("wr", "observed")]
     return [
         (_name(first), _name(second), paired(scores[first] - scores[second]))
         for first, second in wanted
