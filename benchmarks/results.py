@@ -55,11 +55,16 @@ class Experiment:
 def experiments() -> list[Experiment]:
     """All of them, in the order of the page."""
     zeroed = "--count 60 --arms baseline,zero-full-kv,zero-temporal,zero-linear,zero-both"
-    quality = f"--length 256 --count 16 --w-max {W_GRID} --arms dense,nr,wr,random,padded,int8,int4,int8-all,int4-all"
+    arms = "dense,nr,wr,random,padded,int8,int4,observed,int8-all,int4-all"
+    quality = (
+        f"eval quality tasks --model {{0}} --length 256 --count 16 --w-max {W_GRID} --arms {arms} "
+        "--magnitudes {0}-magnitudes/magnitudes.json"
+    )
     protocols = {
         "interventions": f"eval interventions {{}} --length 128 {zeroed}",
         "horizons": "eval horizons {}",
-        "quality": f"eval quality tasks --model {{}} {quality}",
+        "magnitudes": "observe {} --targets 256 --per-target 44",
+        "quality": quality,
         "tune": "tune {} --quality-budget 0.02 --measure log-prob --memory 2MiB --count 30",
         "bits": "eval bits {} --length 128 --count 20",
         "decay": f"eval decay {{}} --w-max {W_MAX}",
@@ -72,9 +77,10 @@ def experiments() -> list[Experiment]:
     ]
     # the other one answers from its attention alone, and no state can be missed
     tracking = SPECIALISTS[0]
-    of_specialists.append(
-        Experiment(tracking, "quality", f"eval quality tasks --model {tracking} {quality} {tasks[tracking]}")
-    )
+    of_specialists += [
+        Experiment(tracking, name, f"{protocols[name].format(tracking)} {tasks[tracking]}")
+        for name in ("magnitudes", "quality")
+    ]
     return of_models + of_specialists
 
 
@@ -118,8 +124,11 @@ def measure(experiment: Experiment, output: Path) -> None:
         shutil.rmtree(folder)
     print(f"{experiment.key}: {experiment.command}", flush=True)
     began = time.monotonic()
-    arguments = [*shlex.split(experiment.arguments), "-o", str(folder)]
-    status = subprocess.run([sys.executable, "-m", "dasc", *arguments], stdout=subprocess.DEVNULL).returncode
+    output.mkdir(parents=True, exist_ok=True)
+    arguments = [*shlex.split(experiment.arguments), "-o", experiment.key]
+    # where the folders are, for commands that read what others left
+    run = subprocess.run([sys.executable, "-m", "dasc", *arguments], stdout=subprocess.DEVNULL, cwd=output)
+    status = run.returncode
     # dasc tune ends with 1 when nothing is within the budget, which is a result
     if status not in ((0, 1) if experiment.name == "tune" else (0,)):
         raise SystemExit(f"{experiment.key} ended with status {status}")

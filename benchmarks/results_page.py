@@ -9,6 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dasc.models.zoo import MODELS, SPECIALISTS, model_folder
 
 _ALL_ITEMS = "all items"
@@ -143,6 +145,18 @@ def _sum(layers: Sequence[Sequence[int]]) -> list[int]:
     return [sum(counts) for counts in zip(*layers, strict=True)]
 
 
+def _magnitudes(found: Mapping[str, Any]) -> str:
+    """The spread of units, layer by layer."""
+    shares = (0, 10, 50, 90, 100)
+    rows = [
+        [str(number), *(f"{value:.3g}" for value in np.percentile(row, shares))]
+        for number, row in enumerate(found["magnitudes"])
+    ]
+    table = _table(["recurrent layer", *(f"{share} %" for share in shares)], rows)
+    prefixes = len(found["source"]["prefixes"])
+    return f"Root mean square over {prefixes} prefixes, at some percentiles of the units:\n\n{table}"
+
+
 def _quality(found: Mapping[str, Any]) -> str:
     """Arms below one another, tasks side by side; the row over all items comes first."""
     tasks = found["table"]["rows"]
@@ -262,6 +276,7 @@ def _tune(found: Mapping[str, Any]) -> str:
 _SECTIONS: dict[str, tuple[str, str | None, Callable[[Mapping[str, Any]], str]]] = {
     "interventions": ("Which part of a cached prefix carries what: table 1(a)", None, _interventions),
     "horizons": ("Static horizons against observed signals: table 1(b)", "horizons", _horizons),
+    "magnitudes": ("Observed magnitudes: what `observed` goes by below", None, _magnitudes),
     "quality": ("Quality by warm-up and replay: table 2", "accuracy", _quality),
     "tune": ("Choosing `W_max`", "tune", _tune),
     "bits": ("Bits by horizon", "bits", _bits),

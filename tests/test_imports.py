@@ -24,6 +24,7 @@ RANK = {
     "reference": 6,
     "fast": 6,
     "cache": 6,
+    "magnitudes": 6,
     "planner": 7,
     "sglang": 8,
     "eval": 8,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,13 +25,10 @@ _SEED = 1
 @result_options(FILE, resumes=True)
 def observe(
     model: str,
-    conversations: Path | None,
-    targets: tuple[int, ...] | None,
-    per_target: int,
-    seed: int,
     threads: int,
     output: Path | None,
     as_json: bool,
+    **which: Any,
 ) -> None:
     """Observe how large the units of MODEL's states are on prompts, for dasc plan --magnitudes.
 
@@ -46,7 +43,7 @@ def observe(
 
     torch.set_num_threads(threads)
     folder = model_folder(model)
-    prefixes, source = chosen_prefixes(folder, conversations, targets, per_target, seed)
+    prefixes, source = chosen_prefixes(folder, **which)
     with output_folder(output), progress_bar(len(prefixes)) as progress:
         found = measure_magnitudes(
             folder,

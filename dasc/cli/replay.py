@@ -43,7 +43,7 @@ _positive = click.IntRange(min=1)
     "--model",
     default=DEFAULT_MODEL,
     show_default=True,
-    help="A bundled model (kda, kda-safe, gdn) or the folder of a small Qwen3-Next or Kimi-Linear.",
+    help="A bundled model (kda, kda-safe, gdn) or the folder of a small Qwen3-Next, OLMo-Hybrid or Kimi-Linear.",
 )
 @click.option(
     "--arms",

@@ -56,7 +56,10 @@ def test_methods_by_name_are_those_that_there_are():
 
 
 def test_a_run_leaves_every_figure_and_setting_and_goes_on_from_there(model: Path, tmp_path: Path):
-    args = ("--model", model, *SMALL, "--arms", METHOD_NAMES, "-o", tmp_path, "--json")
+    observed = ("--magnitudes", tmp_path / "seen" / "magnitudes.json")
+    assert commands.run("observe", model, "--targets", "40", "-o", tmp_path / "seen").exit_code == 0
+    args = ("--model", model, *SMALL, "--arms", METHOD_NAMES, *observed, "-o", tmp_path / "out", "--json")
+    tmp_path /= "out"
     report = json.loads(run(*args).stdout)
     assert report == json.loads((tmp_path / "quality.json").read_text())
     assert report["model"] == "tiny"
@@ -71,6 +74,7 @@ def test_a_run_leaves_every_figure_and_setting_and_goes_on_from_there(model: Pat
         "padded 16",
         "int8 16",
         "int4 16",
+        "observed 16",
         "int8-all",
         "int4-all",
     ]
@@ -87,6 +91,13 @@ def test_a_run_leaves_every_figure_and_setting_and_goes_on_from_there(model: Pat
     first = (tmp_path / "quality.json").read_bytes()
     run(*args)  # nothing is left to do
     assert (tmp_path / "quality.json").read_bytes() == first
+
+
+def test_observed_units_and_magnitudes_go_together(model: Path, tmp_path: Path, capsys, monkeypatch):
+    (tmp_path / "magnitudes.json").write_text("{}")
+    for options in (("--arms", "observed"), ("--arms", "nr", "--magnitudes", tmp_path / "magnitudes.json")):
+        error = failing(capsys, monkeypatch, "eval", "quality", "--model", model, *SMALL, *options)
+        assert "magnitudes must be given for the method 'observed', and for no other" in error
 
 
 def test_a_changed_setting_ends_in_one_line(model: Path, tmp_path: Path, capsys, monkeypatch):

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dasc.reference.selection import RANDOM_MASK_SEEDS, random_mask, select_units
+from dasc.reference.selection import RANDOM_MASK_SEEDS, random_mask, select_largest, select_units
 
 seeds = st.integers(0, 2**31 - 1)
 
@@ -146,3 +146,34 @@ def test_wrong_random_mask_arguments_are_refused():
         random_mask(torch.ones(3, dtype=torch.bool), 1234)
     with pytest.raises(ValueError, match="seed must not be negative"):
         random_mask(torch.ones(2, 3, dtype=torch.bool), -1)
+
+
+@given(masks(), st.integers(0, 2**31 - 1))
+def test_the_largest_units_are_kept_and_no_mask_of_the_size_leaves_less_out(mask, seed):
+    """What is left out, squared and added up, is the squared error of a state loaded by NR."""
+    signal = torch.rand(mask.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    kept = select_largest(signal, int(mask.sum()))
+    assert kept.sum() == mask.sum()
+    assert signal[~kept].square().sum() <= signal[~mask].square().sum()
+
+
+def test_of_equal_units_the_first_are_kept():
+    signal = torch.tensor([[1.0, 2.0, 2.0], [2.0, 0.0, math.inf]], dtype=torch.float64)
+    assert select_largest(signal, 3).tolist() == [[False, True, True], [False, False, True]]
+    assert not select_largest(signal, 0).any()
+    assert select_largest(signal, 6).all()
+
+
+@pytest.mark.parametrize(
+    ("signal", "count", "message"),
+    [
+        (torch.ones(2, 3), 1, r"signal must be float64 \[L, U\], got torch.float32 \[2, 3\]"),
+        (torch.ones(3, dtype=torch.float64), 1, r"signal must be float64 \[L, U\], got torch.float64 \[3\]"),
+        (torch.full((1, 2), math.nan, dtype=torch.float64), 1, "signal must be numbers, got NaN"),
+        (torch.ones(2, 3, dtype=torch.float64), 7, "count must be 0 to 6 units, got 7"),
+        (torch.ones(2, 3, dtype=torch.float64), -1, "count must be 0 to 6 units, got -1"),
+    ],
+)
+def test_wrong_arguments_of_a_selection_by_size_are_refused(signal, count, message):
+    with pytest.raises(ValueError, match=message):
+        select_largest(signal, count)

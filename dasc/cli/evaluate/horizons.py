@@ -23,21 +23,18 @@ if TYPE_CHECKING:
 @result_options("horizons.json and a figure", resumes=True)
 def horizons(
     model: str,
-    conversations: Path | None,
-    targets: tuple[int, ...] | None,
-    per_target: int,
-    seed: int,
     gate_input: float | None,
     epsilon: float,
     threads: int,
     output: Path | None,
     as_json: bool,
+    **which: Any,
 ) -> None:
     """Compare the horizons of MODEL's weights with decays and states observed on prefixes: table 1(b).
 
-    MODEL is the name of a bundled model or a folder of a small Qwen3-Next or Kimi-Linear. Prefixes are chosen from
-    --conversations as appendix A.2 does; without, they are contexts of the bundled models' tasks. Even prefixes choose
-    a_s, odd ones validate the choice.
+    MODEL is the name of a bundled model or a folder of a small Qwen3-Next, OLMo-Hybrid or Kimi-Linear. Prefixes are
+    chosen from --conversations as appendix A.2 does; without, they are contexts of the bundled models' tasks. Even
+    prefixes choose a_s, odd ones validate the choice.
     """
     import torch
 
@@ -48,7 +45,7 @@ def horizons(
         from dasc.eval.horizons.figures import draw_horizons
     torch.set_num_threads(threads)
     folder = model_folder(model)
-    prefixes, source = chosen_prefixes(folder, conversations, targets, per_target, seed)
+    prefixes, source = chosen_prefixes(folder, **which)
     with output_folder(output), progress_bar(len(prefixes)) as progress:
         report = measure_horizons(
             folder,

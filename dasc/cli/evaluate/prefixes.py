@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dasc.cli.options import Decorator, IntList, together
+from dasc.cli.options import Decorator, IntList, NameList, together
 
 if TYPE_CHECKING:
     from dasc.eval.horizons import Prefix
 
 
 def prefix_options(*, seed: int) -> Decorator[Any]:
-    """Which prefixes: ``conversations``, ``targets``, ``per_target``, ``seed``.
+    """Which prefixes: ``conversations``, ``tasks``, ``targets``, ``per_target``, ``seed``.
 
     Args:
         seed: default.
@@ -26,6 +26,9 @@ def prefix_options(*, seed: int) -> Decorator[Any]:
             type=click.Path(path_type=Path),
             help='JSON array in the form of ShareGPT, [{"conversations": [{"from", "value"}, ..]}, ..], to take '
             "prefixes from.",
+        ),
+        click.option(
+            "--tasks", type=NameList(), help="Without conversations: tasks to take them from, all by default."
         ),
         click.option(
             "--targets",
@@ -41,17 +44,27 @@ def prefix_options(*, seed: int) -> Decorator[Any]:
 
 
 def chosen_prefixes(
-    folder: Path, conversations: Path | None, targets: tuple[int, ...] | None, per_target: int, seed: int
+    folder: Path,
+    *,
+    conversations: Path | None,
+    tasks: tuple[str, ...] | None,
+    targets: tuple[int, ...] | None,
+    per_target: int,
+    seed: int,
 ) -> tuple[list[Prefix], dict[str, Any]]:
     """The prefixes for the model in ``folder``, and where they are from as plain JSON values."""
     from dasc.eval.chat_tokens import TOKENIZER_FILE, chat_tokens
     from dasc.eval.horizons import SCALED_TARGETS, TARGETS, read_sharegpt, select_prefixes, task_prefixes
     from dasc.models.hybrid import load_hybrid
 
+    if conversations is not None and tasks is not None:
+        raise click.UsageError("give either --conversations or --tasks, not both")
     if conversations is None:
         targets = targets or SCALED_TARGETS
-        source = {"prefixes": "tasks", "seed": seed}
-        prefixes = task_prefixes(targets, per_target, seed)
+        source: dict[str, Any] = {"prefixes": "tasks", "seed": seed}
+        if tasks is not None:
+            source["tasks"] = list(tasks)
+        prefixes = task_prefixes(targets, per_target, seed, tasks)
     else:
         targets = targets or (TARGETS if (folder / TOKENIZER_FILE).exists() else SCALED_TARGETS)
         source = {"prefixes": conversations.name}

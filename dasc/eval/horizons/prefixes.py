@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dasc.eval.task_runs import fitting_tasks
-from dasc.models.tasks import SHORTEST
+from dasc.models.tasks import SHORTEST, TASKS
 from dasc.models.train.evaluate import examples
 
 SCALED_TARGETS = (512, 256, 128, 32)
@@ -30,22 +30,29 @@ class Prefix:
     available: int
 
 
-def task_prefixes(targets: Sequence[int], per_target: int, seed: int = 0) -> list[Prefix]:
+def task_prefixes(
+    targets: Sequence[int], per_target: int, seed: int = 0, tasks: Sequence[str] | None = None
+) -> list[Prefix]:
     """Contexts of the tasks in turn, text among them where it fits.
 
     Args:
         targets: tokens of an example with its questions, which are left out; prefixes are somewhat shorter.
         per_target: prefixes of each target.
         seed: of the examples.
+        tasks: these; all when ``None``.
 
     Raises:
-        ValueError: for a target that no task fits in.
+        ValueError: for a target that none of the tasks fits in, or an unknown task.
     """
+    unknown = sorted(set(tasks or ()) - set(TASKS))
+    if unknown:
+        raise ValueError(f"tasks must be of {', '.join(TASKS)}, got {unknown[0]!r}")
     prefixes: list[Prefix] = []
     for target in targets:
-        names = fitting_tasks(target)
+        names = [name for name in fitting_tasks(target) if tasks is None or name in tasks]
         if not names:
-            raise ValueError(f"targets must be at least {min(SHORTEST.values())} tokens, got {target}")
+            shortest = min(SHORTEST[name] for name in tasks or TASKS)
+            raise ValueError(f"targets must be at least {shortest} tokens, got {target}")
         for number in range(per_target):
             name = names[len(prefixes) % len(names)]
             context = examples(name, target, number + 1, seed)[number].context

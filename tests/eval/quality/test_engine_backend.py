@@ -1,9 +1,11 @@
 """The bundled engine as a backend: who hits what, what is left behind, and which arms must say the same."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 
 import dasc.fast
 from dasc.eval.items import Ask, Item
@@ -11,6 +13,7 @@ from dasc.eval.quality.arms import METHODS, ArmSpec, selects
 from dasc.eval.quality.backend import Query, Reply, Residency
 from dasc.eval.quality.engine_backend import EngineBackend, EngineLimits, as_text, kv_tokens
 from dasc.eval.quality.protocol import make_blocks
+from dasc.magnitudes import UnitMagnitudes
 from tests.eval.replay_runs import tiny_served
 
 SLOTS = 6
@@ -20,6 +23,11 @@ ARMS = [ArmSpec(m, 16 if selects(m) else None, 1234 if m == "random" else None) 
 
 def backend(spec: ArmSpec, *, slots: int = SLOTS, server_limit: int = 3, kind: str = "kda") -> EngineBackend:
     served = tiny_served(kind, dasc.fast)
+    geometry = served.checkpoint.geometry
+    generator = torch.Generator().manual_seed(0)
+    values = torch.rand(geometry.num_layers, geometry.units_per_layer, generator=generator, dtype=torch.float64)
+    magnitudes = UnitMagnitudes(values, served.checkpoint.gate.fingerprint(), {})
+    served = dataclasses.replace(served, magnitudes=magnitudes)
     limits = EngineLimits(server_limit=server_limit, prefill_tokens=64)
     return EngineBackend(served, spec, limits, slots=slots, kv_tokens=1000)
 
@@ -78,6 +86,15 @@ def test_dense_checkpoints_change_no_answer(kind: str, more: tuple[int, ...]):
     _, replies = run(ArmSpec("dense"), more, kind=kind)
     cold = ask(backend(ArmSpec("dense"), kind=kind), measured([prompt + more for prompt in PROMPTS]))
     assert [r.answer for r in replies] == [r.answer for r in cold]
+
+
+def test_observed_units_are_as_many_as_those_of_nr_and_others():
+    nr, observed = (backend(ArmSpec(method, 32)) for method in ("nr", "observed"))
+    assert nr.settings()["units_kept"] == observed.settings()["units_kept"]
+    answers = {m: [r.answer for r in run(ArmSpec(m, 32))[1]] for m in ("nr", "observed")}
+    assert answers["nr"] != answers["observed"]
+    with pytest.raises(ValueError, match="magnitudes must be given for units chosen by them"):
+        EngineBackend(tiny_served(), ArmSpec("observed", 32), EngineLimits(), slots=2, kv_tokens=100)
 
 
 @pytest.mark.parametrize("kind", ["kda", "gdn"])

@@ -59,6 +59,12 @@ def test_the_hit_of_a_row_is_pooled_over_all_arms():
     assert [c.hit for c in row.cells] == [0.9, 10 / 300]
 
 
+def test_observed_is_compared_with_nr():
+    arms = {"nr 16": {"x": task([0.0, 1.0])}, "observed 16": {"x": task([1.0, 1.0])}, "nr 32": {"x": task([0.0, 0.0])}}
+    [comparison] = make_table([result(arms)]).comparisons
+    assert (comparison.first, comparison.second, comparison.difference.mean) == ("observed 16", "nr 16", 0.5)
+
+
 def test_methods_are_compared_with_dense_nr_with_random_and_wr_with_nr():
     """Random is averaged over its masks within each item."""
     comparisons = {(c.first, c.second): c for c in small().comparisons}
