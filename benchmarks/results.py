@@ -65,7 +65,8 @@ def experiments() -> list[Experiment]:
         "horizons": "eval horizons {}",
         "magnitudes": "observe {} --targets 256 --per-target 44",
         "quality": quality,
-        "tune": "tune {} --quality-budget 0.02 --measure log-prob --memory 2MiB --count 30",
+        "tune": "tune {0} --quality-budget 0.02 --measure log-prob --memory 2MiB --count 30 "
+        "--magnitudes {0}-magnitudes/magnitudes.json",
         "bits": "eval bits {} --length 128 --count 20",
         "decay": f"eval decay {{}} --w-max {W_MAX}",
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,6 +45,10 @@ class UnitMagnitudes:
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values, which :meth:`load` reads."""
         return {"fingerprint": self.fingerprint, "source": dict(self.source), "magnitudes": self.values.tolist()}
+
+    def sha256(self) -> str:
+        """Of :meth:`as_dict`."""
+        return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()
 
     @classmethod
     def load(cls, path: Path) -> UnitMagnitudes:

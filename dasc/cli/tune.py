@@ -31,6 +31,12 @@ NOTHING_FITS = 1
 @click.option("--memory", type=ByteSize(), default="5MiB", show_default=True, help="Of the checkpoint pool.")
 @click.option("--measure", type=click.Choice(["accuracy", "log-prob"]), default="accuracy", show_default=True)
 @click.option("--w-max", type=IntList(4), help="Cutoffs in tokens; by the length of the examples unless given.")
+@click.option(
+    "--magnitudes",
+    "magnitudes_path",
+    type=click.Path(path_type=Path),
+    help="File of dasc observe: also try as many units as at each cutoff, those observed to be the largest.",
+)
 @gate_input_option
 @task_options(length=256, count=50)
 @threads_option
@@ -45,6 +51,7 @@ def tune(
     threads: int,
     tasks: tuple[str, ...] | None,
     w_max: tuple[int, ...] | None,
+    magnitudes_path: Path | None,
     **options: Any,
 ) -> None:
     """Choose W_max, NR or WR and FP32, INT8 or INT4 for MODEL, by what they are measured to lose.
@@ -57,6 +64,7 @@ def tune(
 
     from dasc.eval.task_runs import fitting_tasks
     from dasc.eval.tune import TuneSettings, choose, measure_points
+    from dasc.magnitudes import UnitMagnitudes
     from dasc.models.zoo import model_folder
 
     if output is not None:  # better now than after the work
@@ -66,7 +74,13 @@ def tune(
     settings = TuneSettings(w_max=w_max or (), tasks=tasks or fitting_tasks(options["length"]), **options)
     with output_folder(output), progress_bar(len(settings.tasks)) as progress:
         units_path = None if output is None else output / "tune.jsonl"
-        report = measure_points(model_folder(model), settings, units_path=units_path, progress=progress)
+        report = measure_points(
+            model_folder(model),
+            settings,
+            magnitudes=None if magnitudes_path is None else UnitMagnitudes.load(magnitudes_path),
+            units_path=units_path,
+            progress=progress,
+        )
     choice = choose(report.points, budget=budget, memory_bytes=memory, dense_bytes=report.dense_bytes, measure=by)
     summary = {
         **report.as_dict(),

@@ -54,6 +54,14 @@ def test_a_plan_by_what_was_observed(folder: Path, observed: Path, tmp_path: Pat
     assert torch.equal(plan.mask, select_largest(UnitMagnitudes.load(observed).values, kept))
 
 
+def test_tune_tries_observed_units_too(folder: Path, observed: Path):
+    args = ("tune", folder, "--tasks", "parity", "--count", "2", "--length", "48", "--w-max", "16", "--json")
+    result = run(*args, "--quality-budget", "1", "--magnitudes", observed)
+    assert result.exit_code == 0, (result.output, result.exception)
+    labels = [point["label"] for point in json.loads(result.stdout)["points"]]
+    assert {"NR 16", "observed 16", "observed 16 INT8", "observed 16 INT4"} <= set(labels)
+
+
 def test_wrong_files_and_options_end_in_one_line(folder: Path, observed: Path, tmp_path: Path, capsys, monkeypatch):
     other = save_task_model(tmp_path / "other", "kda", "safe")
     error = failing(capsys, monkeypatch, "plan", other, "--magnitudes", observed)

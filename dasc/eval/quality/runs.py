@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -76,8 +75,8 @@ def run_bundled(
     capacity = kv_tokens(make_blocks(items, protocol.block_items), limits.server_limit)
 
     run = {"source": source, "backend": "bundled engine", **vars(limits), "versions": versions()}
-    if magnitudes is not None:
-        run["magnitudes_sha256"] = hashlib.sha256(magnitudes.read_bytes()).hexdigest()
+    if served.magnitudes is not None:
+        run["magnitudes"] = served.magnitudes.sha256()
     return evaluate(
         items,
         arms,

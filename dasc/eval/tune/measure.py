@@ -22,6 +22,7 @@ from dasc.eval.tune.points import Loss, Point, point_label, upper_limit
 from dasc.eval.unit_file import UnitFile
 from dasc.geometry import QUANTIZATIONS, Quantization
 from dasc.layout import RaggedLayout
+from dasc.magnitudes import UnitMagnitudes
 from dasc.models import Checkpoint, read_checkpoint
 from dasc.models.hybrid import HybridModel
 from dasc.planner import build_plan
@@ -79,20 +80,24 @@ class _Way(NamedTuple):
     mask: Tensor
     window: int
     quantized: Quantization | None
+    observed: bool = False
 
     @property
     def label(self) -> str:
-        return point_label(self.w_max, refresh=self.window > 0, quantized=self.quantized)
+        return point_label(self.w_max, refresh=self.window > 0, observed=self.observed, quantized=self.quantized)
 
 
 def measure_points(
     folder: Path,
     settings: TuneSettings,
     *,
+    magnitudes: UnitMagnitudes | None = None,
     units_path: Path | None = None,
     progress: Callable[[str], None] = lambda task: None,
 ) -> TuneReport:
     """Measure NR and WR, FP32, INT8 and INT4, at every cutoff, and INT8 and INT4 of all units.
+
+    With magnitudes also NR of as many units at every cutoff, those observed to be the largest.
 
     Questions follow the hit at once. WR is left out where its window is as long as the examples: to compute them again
     loses nothing and saves nothing.
@@ -100,17 +105,20 @@ def measure_points(
     Args:
         folder: of a model that reads the tasks' tokens.
         settings: what to measure.
+        magnitudes: of the model's units.
         units_path: file of finished tasks, to go on from when interrupted.
         progress: called after each task.
 
     Raises:
-        ValueError: for a model, settings or a file of units that do not fit.
+        ValueError: for a model, settings, magnitudes or a file of units that do not fit.
     """
     model, checkpoint = load_task_model(folder), read_checkpoint(folder)
     gate_input = checkpoint.gate_input(settings.gate_input)
     everything = described(folder, dataclasses.asdict(settings) | {"gate_input": gate_input})
+    if magnitudes is not None:
+        everything["magnitudes"] = magnitudes.sha256()
     units = UnitFile(units_path, everything)
-    ways = _grid(checkpoint, settings, gate_input)
+    ways = _grid(checkpoint, settings, gate_input, magnitudes)
     measured = []
     for task in settings.tasks:
         measured.append(units.get(task, partial(_measure_task, model, ways, settings, task)))
@@ -124,6 +132,7 @@ def measure_points(
             Point(
                 w_max=way.w_max,
                 refresh=way.window > 0,
+                observed=way.observed,
                 quantized=way.quantized,
                 checkpoint_bytes=RaggedLayout.from_mask(
                     geometry, way.mask, state_dtypes(model, quantized=way.quantized)
@@ -138,7 +147,9 @@ def measure_points(
     )
 
 
-def _grid(checkpoint: Checkpoint, settings: TuneSettings, gate_input: float) -> list[_Way]:
+def _grid(
+    checkpoint: Checkpoint, settings: TuneSettings, gate_input: float, magnitudes: UnitMagnitudes | None
+) -> list[_Way]:
     """Where nothing is omitted there is nothing to refresh, and the cutoff does not matter."""
     ways = []
     everything = torch.ones(checkpoint.geometry.num_layers, checkpoint.geometry.units_per_layer, dtype=torch.bool)
@@ -148,6 +159,9 @@ def _grid(checkpoint: Checkpoint, settings: TuneSettings, gate_input: float) -> 
         if window:
             windows = [0, window] if window < settings.length else [0]
             ways += [_Way(w_max, plan.mask, window, q) for q in (None, *QUANTIZATIONS) for window in windows]
+        if window and magnitudes is not None:
+            mask = build_plan(checkpoint, w_max, gate_input=gate_input, magnitudes=magnitudes).mask
+            ways += [_Way(w_max, mask, 0, q, observed=True) for q in (None, *QUANTIZATIONS)]
     return [*ways, *(_Way(None, everything, 0, q) for q in QUANTIZATIONS)]
 
 

@@ -33,6 +33,7 @@ class Point:
     Attributes:
         w_max: cutoff in tokens; ``None`` stores all units.
         refresh: WR instead of NR.
+        observed: as many units as the cutoff keeps, those with the largest observed magnitudes; by NR.
         quantized: units as INT8 or INT4.
         checkpoint_bytes: of one checkpoint.
         replay_tokens: that a hit replays at most; 0 for NR.
@@ -42,6 +43,7 @@ class Point:
 
     w_max: int | None
     refresh: bool
+    observed: bool
     quantized: Quantization | None
     checkpoint_bytes: int
     replay_tokens: int
@@ -50,17 +52,18 @@ class Point:
 
     @property
     def label(self) -> str:
-        """``NR 16``, ``WR 16 INT8`` or ``all INT4``."""
-        return point_label(self.w_max, refresh=self.refresh, quantized=self.quantized)
+        """``NR 16``, ``WR 16 INT8``, ``observed 16`` or ``all INT4``."""
+        return point_label(self.w_max, refresh=self.refresh, observed=self.observed, quantized=self.quantized)
 
     def loss(self, measure: Measure) -> Loss:
         """By the name of its attribute."""
         return self.accuracy if measure == "accuracy" else self.log_prob
 
 
-def point_label(w_max: int | None, *, refresh: bool, quantized: Quantization | None) -> str:
+def point_label(w_max: int | None, *, refresh: bool, observed: bool, quantized: Quantization | None) -> str:
     """See :attr:`Point.label`."""
-    units = "all" if w_max is None else f"{'WR' if refresh else 'NR'} {w_max}"
+    how = "observed" if observed else "WR" if refresh else "NR"
+    units = "all" if w_max is None else f"{how} {w_max}"
     return f"{units} {quantized.upper()}" if quantized else units
 
 

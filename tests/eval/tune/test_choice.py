@@ -15,7 +15,9 @@ MEMORY = 100 * KIB
 
 def point(w_max: int, kib: float, mean: float, upper: float | None = None, replay: int = 0, **fields) -> Point:
     loss = Loss(mean, mean + 0.005 if upper is None else upper)
-    return Point(w_max, replay > 0, False, int(kib * KIB), replay, **{"accuracy": loss, "log_prob": loss, **fields})
+    return Point(
+        w_max, replay > 0, False, None, int(kib * KIB), replay, **{"accuracy": loss, "log_prob": loss, **fields}
+    )
 
 
 def chosen(points: list[Point], budget: float = 0.01, memory_bytes: int = MEMORY) -> Choice:

@@ -12,9 +12,11 @@ from dasc.eval.states import Prefixes, ask, refresh, retain
 from dasc.eval.task_runs import load_task_model
 from dasc.eval.tune import TuneReport, TuneSettings, measure_points
 from dasc.layout import RaggedLayout
+from dasc.magnitudes import UnitMagnitudes
 from dasc.models import read_checkpoint
 from dasc.models.train.evaluate import examples
 from dasc.planner import build_plan
+from dasc.reference import static_horizons
 from tests.eval.replay_runs import save_tiny_model
 
 TASKS = ("recall_single", "parity")
@@ -46,6 +48,29 @@ def test_the_grid_has_every_way_at_its_size(report: TuneReport, folder: Path):
         assert point.replay_tokens == (point.w_max if point.refresh else 0)
     assert report.dense_bytes == checkpoint.geometry.dense_bytes(state_dtypes(model))
     assert report.examples == 6
+
+
+def test_observed_units_are_further_ways_of_the_same_sizes(folder: Path, report: TuneReport):
+    """With magnitudes that are the horizons, they are the very units of NR."""
+    checkpoint = read_checkpoint(folder)
+    horizons = static_horizons(checkpoint.gate, checkpoint.gate_input(None))
+    magnitudes = UnitMagnitudes(horizons, checkpoint.gate.fingerprint(), {})
+    found = measure_points(folder, SETTINGS, magnitudes=magnitudes)
+    points = {point.label: point for point in found.points}
+    assert [label for label in points if label.startswith("observed")] == [
+        f"observed {w}{q}" for w in (4, 16) for q in ("", " INT8", " INT4")
+    ]
+    for label, point in points.items():
+        if point.observed:
+            same = points[label.replace("observed", "NR")]
+            assert point == dataclasses.replace(same, observed=True)
+    assert tuple(point for point in found.points if not point.observed) == report.points
+    assert "magnitudes" not in report.settings
+    assert found.settings["magnitudes"] == magnitudes.sha256()
+    reversed_ = dataclasses.replace(magnitudes, values=1 / horizons)
+    others = {p.label: p for p in measure_points(folder, SETTINGS, magnitudes=reversed_).points}
+    assert others["observed 16"].checkpoint_bytes == points["observed 16"].checkpoint_bytes
+    assert others["observed 16"].log_prob != points["observed 16"].log_prob
 
 
 def test_a_refresh_of_whole_examples_is_no_way(folder: Path):
