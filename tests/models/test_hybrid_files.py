@@ -13,6 +13,7 @@ from dasc.models import read_checkpoint
 from dasc.models.hybrid import (
     Batch,
     GroupedAttentionConfig,
+    HybridConfig,
     HybridModel,
     SequenceInput,
     config_json,
@@ -258,3 +259,42 @@ def test_reading_the_saved_model_twice_gives_close_answers_in_fp32_and_fp64(fold
     tokens = random_tokens(30, seed=4)
     single, double = (HybridModel(config, weights, dasc.reference, dtype=d) for d in (torch.float32, torch.float64))
     assert_close(isolated(single, tokens)[0], isolated(double, tokens)[0], 1e-5)
+
+
+def olmo(**changes: object) -> HybridConfig:
+    return dataclasses.replace(random_hybrid("gdn", **SMALL, family="olmo_hybrid")[0], **changes)
+
+
+def test_positions_of_olmo_hybrid_are_all_or_none_and_none_without_a_theta():
+    plain = olmo()
+    rotated = dataclasses.replace(plain.attention, rotary_dim=plain.attention.head_dim, rope_theta=500.0)
+    for config in (plain, olmo(attention=rotated), olmo(allow_neg_eigval=False)):
+        assert read_config(config_json(config)) == config
+    values = config_json(plain)
+    assert values["rope_parameters"] == {"rope_type": "default", "rope_theta": None}
+    for missing in ({}, {"rope_parameters": None}, {"rope_theta": None}):
+        older = {k: v for k, v in values.items() if k != "rope_parameters"} | missing
+        assert read_config(older) == plain
+    # negative eigenvalues are the rule
+    assert read_config({k: v for k, v in values.items() if k != "linear_allow_neg_eigval"}) == plain
+    with pytest.raises(ValueError, match="rope_type"):
+        read_config({**values, "rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0}})
+    half = dataclasses.replace(plain.attention, rotary_dim=plain.attention.head_dim // 2)
+    with pytest.raises(ValueError, match="rotary channels must be none or all 8 in OLMo-Hybrid, got 4"):
+        config_json(olmo(attention=half))
+
+
+def test_parts_of_one_gdn_family_do_not_fit_another():
+    gated = random_hybrid("gdn", **SMALL, num_experts=4)[0]
+    for changes, message in (
+        ({"attention": gated.attention}, "attention must be gated for qwen3_next alone"),
+        ({"experts": gated.experts, "expert_blocks": (1,)}, "experts must be None for olmo_hybrid"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            olmo(**changes)
+    with pytest.raises(ValueError, match="attention must be gated for qwen3_next alone"):
+        dataclasses.replace(gated, attention=olmo().attention)
+    with pytest.raises(ValueError, match="family must be kimi_linear for kda with softplus, got 'olmo_hybrid'"):
+        random_hybrid("kda", **SMALL, family="olmo_hybrid")
+    with pytest.raises(ValueError, match="family must be qwen3_next or olmo_hybrid for gdn"):
+        random_hybrid("gdn", **SMALL, family="kimi_linear")
