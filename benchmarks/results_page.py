@@ -28,11 +28,15 @@ a server with a model of any size. Greedy answers, FP32, seeds as in the files. 
 
 In training, the recurrent states are replaced before the questions of the recall tasks, by zeros or by those of
 another sequence, so that attention has to answer them, as it does in large hybrids. Without this, models this small
-learn to recall from their states, which contexts of a few hundred tokens fit into. Parity is right by chance in 50 %
-and the permutation in 33 %. Neither is learned well, by the specialist `kda-tracking` no better than by the others:
-decays between 0 and 1 cannot flip a sign. Text is learned by the specialist `kda-text` alone, which was also trained
-to recite: to say what follows two words of a passage until the passage ends. Without that, its answers were no better
-than those of the others after 700 steps.
+learn to recall from their states, which contexts of a few hundred tokens fit into.
+
+Parity is right by chance in 50 % and the permutation in 33 %. The three models of all tasks learn neither well: with a
+decay and a `beta` between 0 and 1 no token can turn around what a state holds. The specialist `gdn-tracking` can. It is
+of OLMo-Hybrid's form, whose `beta` reaches 2, so that one token can reflect a state; of the permutations, those that
+take one reflection were an exercise besides. A specialist of KDA, with a `beta` of at most 1, had been no better at
+these two than the models of all tasks. Text is learned by the specialist `kda-text` alone, which was also trained to
+recite: to say what follows two words of a passage until the passage ends. Without that, its answers were no better than
+those of the others after 700 steps.
 
 The quantities are explained in [quality.md](quality.md) (protocol and statistics) and [omission.md](omission.md).
 """

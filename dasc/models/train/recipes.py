@@ -124,30 +124,37 @@ def _kimi(family: str, lower_bound: float | None) -> HybridConfig:
     return _config(geometry, attention, lower_bound)
 
 
-def _gdn(family: str, *, rotary_dim: int, gated: bool, allow_neg_eigval: bool) -> HybridConfig:
+def _gdn(
+    family: str, heads: tuple[int, int, int], attention: GroupedAttentionConfig, *, allow_neg_eigval: bool = False
+) -> HybridConfig:
+    """``heads`` are value heads, key heads and the channels of a value head."""
+    num_value_heads, num_key_heads, head_v_dim = heads
     geometry = StateGeometry(
         family=family,
         kind="gdn",
         num_blocks=_BLOCKS,
         recurrent_layers=_RECURRENT,
-        num_value_heads=8,
-        num_key_heads=4,
-        head_v_dim=16,
+        num_value_heads=num_value_heads,
+        num_key_heads=num_key_heads,
+        head_v_dim=head_v_dim,
         head_k_dim=32,
     )
-    attention = GroupedAttentionConfig(2, 1, 32, rotary_dim=rotary_dim, rope_theta=10_000.0, gated=gated)
     return _config(geometry, attention, allow_neg_eigval=allow_neg_eigval)
+
+
+_ROTATED = GroupedAttentionConfig(2, 1, 32, rotary_dim=16, rope_theta=10_000.0)
+_WITHOUT_POSITIONS = GroupedAttentionConfig(2, 1, 32, rotary_dim=0, rope_theta=10_000.0, gated=False)
 
 
 # What the models above cannot learn: to flip a sign takes a beta above 1. Of the permutations, those that one token's
 # reflection can do are an exercise; from them the model learns the others, which take two.
 _TRACKING = Recipe(
-    _gdn("olmo_hybrid", rotary_dim=32, gated=False, allow_neg_eigval=True),
+    _gdn("olmo_hybrid", (4, 4, 32), _WITHOUT_POSITIONS, allow_neg_eigval=True),
     tasks=("latest_value", "variable_tracking", "common_words", "frequent_words", "parity", "permutation"),
     exercises=("swapping",),
-    steps=4_500,
+    steps=6_000,
     restarts=(),
-    curriculum=(Stage(1_800, (32, 64)), Stage(2_600, (64, 128)), Stage(4_500, (128, 256, 512))),
+    curriculum=(Stage(2_500, (32, 64)), Stage(3_500, (64, 128)), Stage(6_000, (128, 256, 512))),
 )
 
 # What the models above hardly begin to learn: to find a place in a text again, by words that occur in many. The
@@ -164,7 +171,7 @@ _TEXT = Recipe(
 RECIPES: dict[str, Recipe] = {
     "kda": Recipe(_kimi("kimi_linear", None)),
     "kda-safe": Recipe(_kimi("kimi_k3", -5.0)),
-    "gdn": Recipe(_gdn("qwen3_next", rotary_dim=16, gated=True, allow_neg_eigval=False)),
+    "gdn": Recipe(_gdn("qwen3_next", (8, 4, 16), _ROTATED)),
     "gdn-tracking": _TRACKING,
     "kda-text": _TEXT,
 }
