@@ -103,6 +103,7 @@ class ModelSummary:
         budget_bytes: state memory of one rank's checkpoint pool.
         dense_bytes: one dense checkpoint, all ranks together.
         dense_slots: usable dense checkpoints in the budget, by tensor-parallel degree.
+        magnitudes_sha256: of the observed magnitudes that units were chosen by; ``None`` for horizons.
     """
 
     checkpoint: Checkpoint
@@ -114,6 +115,7 @@ class ModelSummary:
     dense_bytes: int
     dense_slots: dict[int, int]
     windows: tuple[WindowSummary, ...]
+    magnitudes_sha256: str | None = None
 
 
 def build_plan(
@@ -216,6 +218,7 @@ def summarise(
         windows=tuple(
             _summarise_window(checkpoint, horizons, w, ranks, budget_bytes, layout, dtypes, magnitudes) for w in w_max
         ),
+        magnitudes_sha256=None if magnitudes is None else magnitudes.sha256(),
     )
 
 

@@ -161,6 +161,7 @@ def as_dict(summary: ModelSummary) -> dict[str, Any]:
         "gate_input": summary.gate_input,
         "gate_input_calibrated": checkpoint.family.calibrated,
         "epsilon": summary.epsilon,
+        "magnitudes_sha256": summary.magnitudes_sha256,
         "layout": summary.layout,
         "temporal_dtype": dtype_name(summary.dtypes.temporal),
         "stored_dtype": summary.dtypes.stored_name,
@@ -199,7 +200,8 @@ def print_summary(summary: ModelSummary, console: Console) -> None:
         f"{checkpoint.gate.gate} gate, a_s = {summary.gate_input:g}{note}, epsilon = {summary.epsilon:g}; "
         f"a dense checkpoint takes {dense}"
     )
-    table = Table(title=f"Kept by W_max ({storage_label(summary.layout, summary.dtypes)})", title_justify="left")
+    how = "Kept by W_max" if summary.magnitudes_sha256 is None else "As many units as by W_max, the largest observed"
+    table = Table(title=f"{how} ({storage_label(summary.layout, summary.dtypes)})", title_justify="left")
     headers = ["W_max", "units kept", "share", "layers", "C_temp padded", "C_temp ragged", "C_ckpt", "checkpoint"]
     if geometry.kind == "kda":
         headers.insert(3, "mixed pairs")

@@ -48,7 +48,12 @@ def test_a_plan_by_what_was_observed(folder: Path, observed: Path, tmp_path: Pat
     path = tmp_path / "plan.safetensors"
     result = run(*args, "--magnitudes", observed, "-o", path)
     assert result.exit_code == 0, result.output
-    kept = json.loads(result.stdout)["windows"][0]["units_kept"]
+    told = json.loads(result.stdout)
+    assert told["magnitudes_sha256"] == UnitMagnitudes.load(observed).sha256()
+    assert plain["magnitudes_sha256"] is None
+    table = run(*args[:-1], "--magnitudes", observed).stdout
+    assert "As many units as by W_max, the largest observed (ragged)" in table
+    kept = told["windows"][0]["units_kept"]
     assert kept == plain["windows"][0]["units_kept"]
     plan = SelectionPlan.load(path)
     assert torch.equal(plan.mask, select_largest(UnitMagnitudes.load(observed).values, kept))
