@@ -53,7 +53,7 @@ bench: venv ## measure against peers, floors and copy bandwidth (five minutes; S
 		--size $(SIZE) --benchmark-json=$(OUT)/bench.json
 	$(BIN)/python benchmarks/report.py $(OUT)/bench.json $(OUT)/bench.md
 
-results: venv ## measure everything in docs/results.md again on the bundled models, and write it (half an hour on a core)
+results: venv ## measure everything in docs/results.md again on the bundled models, and write it (most of an hour on a core)
 	$(BIN)/python -m benchmarks.results -o $(OUT)/results
 
 clean: ## remove what the targets above made

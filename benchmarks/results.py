@@ -1,6 +1,6 @@
 """Every table of ``docs/results.md``, from the bundled models: run the commands, then write the page.
 
-    python -m benchmarks.results -o build/results            # all of it: a quarter of an hour a model on a core
+    python -m benchmarks.results -o build/results            # all of it: a quarter of an hour a model, or less
     python -m benchmarks.results -o build/results --only kda-bits,gdn-bits
     python -m benchmarks.results -o build/results --page-only
 
