@@ -10,12 +10,12 @@ try:
 except ImportError as error:
     raise ImportError("drawing figures needs matplotlib: pip install 'dasc[plot]'") from error
 
-__all__ = ["BLUE", "GREY", "ORANGE", "PURPLE", "Figure", "colors", "figure_bytes", "ticker"]
+__all__ = ["BLUE", "GOLD", "GREY", "ORANGE", "Figure", "colors", "figure_bytes", "ticker"]
 
 BLUE = "#3b6ea5"
 ORANGE = "#c8553d"
 GREY = "#8a8a8a"
-PURPLE = "#7b4b94"
+GOLD = "#d9a21b"
 
 
 def figure_bytes(name: str, figure: Figure) -> dict[str, bytes]:

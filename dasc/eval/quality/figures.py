@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dasc.eval.drawing import BLUE, ORANGE, PURPLE, Figure, figure_bytes, ticker
+from dasc.eval.drawing import BLUE, GOLD, ORANGE, Figure, figure_bytes, ticker
 from dasc.eval.quality.arms import METHODS
 from dasc.eval.quality.table import Comparison, QualityTable, Row
 
@@ -18,7 +18,7 @@ COLOURS = {
     "nr": BLUE,
     "wr": "#4b9b6a",
     "random": ORANGE,
-    "observed": PURPLE,
+    "observed": GOLD,
     "int8": "#8a6fb0",
     "int8-all": "#a58a3b",
     "int4": "#7a4b2a",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dasc.eval.drawing import BLUE, GREY, ORANGE, PURPLE, Figure, figure_bytes
+from dasc.eval.drawing import BLUE, GOLD, GREY, ORANGE, Figure, figure_bytes
 from dasc.eval.states import Measure
 from dasc.eval.tune.choice import Choice
 from dasc.eval.tune.measure import TuneReport
@@ -18,7 +18,7 @@ def draw_tune(report: TuneReport, choice: Choice, measure: Measure, budget: floa
     for point in report.points:
         loss = point.loss(measure)
         x, mean, upper = point.checkpoint_bytes / 1024, scale * loss.mean, scale * loss.upper
-        colour = PURPLE if point.observed else BLUE if point.refresh else ORANGE
+        colour = GOLD if point.observed else BLUE if point.refresh else ORANGE
         axes.plot([x, x], [mean, upper], color=colour, linewidth=0.8, alpha=0.6)
         axes.plot(x, mean, _MARKERS[point.quantized], color=colour, markersize=5)
         if point.label in choice.front:
@@ -37,7 +37,7 @@ def draw_tune(report: TuneReport, choice: Choice, measure: Measure, budget: floa
     axes.axhline(scale * budget, color="black", linewidth=0.8, linestyle="--", label="budget")
     axes.axvline(report.dense_bytes / 1024, color=GREY, linewidth=0.8, linestyle=":", label="dense")
     shapes = (("s", GREY, "square: INT8"), ("^", GREY, "triangle: INT4"))
-    for marker, colour, label in (("o", ORANGE, "NR"), ("o", BLUE, "WR"), ("o", PURPLE, "observed"), *shapes):
+    for marker, colour, label in (("o", ORANGE, "NR"), ("o", BLUE, "WR"), ("o", GOLD, "observed"), *shapes):
         axes.plot([], [], marker, color=colour, label=label)
     axes.set(xlabel="KiB a checkpoint", ylabel=f"loss to dense ({unit}), up to its 95 % limit")
     axes.legend(frameon=False, fontsize=8)
