@@ -77,7 +77,7 @@ def experiments() -> list[Experiment]:
         for model in SPECIALISTS
     ]
     # the other one answers from its attention alone, and no state can be missed
-    tracking = SPECIALISTS[0]
+    tracking = "gdn-tracking"
     of_specialists += [
         Experiment(tracking, name, f"{protocols[name].format(tracking)} {tasks[tracking]}")
         for name in ("magnitudes", "quality")

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from dasc.geometry import StateGeometry
+from dasc.magnitudes import UnitMagnitudes
+from dasc.models import Checkpoint
 from dasc.models.families import family_of_name
 from dasc.models.synthetic import GEOMETRIES, example_gate, published_kimi_linear
 from dasc.reference import select_units, static_horizons
@@ -64,3 +66,10 @@ def model_mask(model: str, w_max: int) -> tuple[StateGeometry, Tensor]:
         geometry = GEOMETRIES[model]
         gate = example_gate(geometry)
     return geometry, select_units(static_horizons(gate, family_of_name(geometry.family).default_gate_input), w_max)
+
+
+def seeded_magnitudes(checkpoint: Checkpoint, seed: int = 0) -> UnitMagnitudes:
+    """Magnitudes of a model that was never run."""
+    shape = (checkpoint.geometry.num_layers, checkpoint.geometry.units_per_layer)
+    values = torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return UnitMagnitudes(values, checkpoint.gate.fingerprint(), {"prefixes": "none"})

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dasc.eval import magnitudes as measuring
 from dasc.eval.horizons import task_prefixes
 from dasc.eval.horizons.measure import observe
 from dasc.eval.magnitudes import measure_magnitudes
@@ -17,6 +18,7 @@ from dasc.models import Checkpoint, read_checkpoint
 from dasc.planner import build_plan, summarise
 from dasc.reference import select_largest, static_horizons
 from tests.eval.task_models import save_task_model
+from tests.masks import seeded_magnitudes
 
 W_MAX = 16
 
@@ -29,12 +31,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def checkpoint(folder: Path) -> Checkpoint:
     return read_checkpoint(folder)
-
-
-def drawn(checkpoint: Checkpoint, seed: int = 0) -> UnitMagnitudes:
-    shape = (checkpoint.geometry.num_layers, checkpoint.geometry.units_per_layer)
-    values = torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return UnitMagnitudes(values, checkpoint.gate.fingerprint(), {"prefixes": "none"})
 
 
 @pytest.mark.parametrize(("kind", "gate"), [("gdn", "softplus"), ("kda", "softplus"), ("kda", "safe")])
@@ -57,7 +53,8 @@ def test_finished_prefixes_are_not_run_again(folder: Path, tmp_path: Path, monke
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))  # interrupted before the last
     runs = []
     monkeypatch.setattr(
-        "dasc.eval.magnitudes.observe", lambda model, tokens: (runs.append(tokens), observe(model, tokens))[1]
+        "dasc.eval.magnitudes._magnitudes",
+        lambda model, tokens, real=measuring._magnitudes: (runs.append(tokens), real(model, tokens))[1],
     )
     again = measure_magnitudes(folder, prefixes, source={}, units_path=path)
     assert runs == [prefixes[-1].tokens]
@@ -70,7 +67,7 @@ def test_finished_prefixes_are_not_run_again(folder: Path, tmp_path: Path, monke
 
 def test_a_file_gives_back_what_was_written(checkpoint: Checkpoint, tmp_path: Path):
     path = tmp_path / "magnitudes.json"
-    magnitudes = drawn(checkpoint)
+    magnitudes = seeded_magnitudes(checkpoint)
     path.write_text(json.dumps(magnitudes.as_dict() | {"more": 1}))
     read = UnitMagnitudes.load(path)
     assert torch.equal(read.values, magnitudes.values)
@@ -92,7 +89,7 @@ def test_a_file_gives_back_what_was_written(checkpoint: Checkpoint, tmp_path: Pa
 )
 def test_a_file_of_something_else_is_refused(checkpoint: Checkpoint, tmp_path: Path, change: dict[str, object]):
     path = tmp_path / "magnitudes.json"
-    path.write_text(json.dumps(drawn(checkpoint).as_dict() | change))
+    path.write_text(json.dumps(seeded_magnitudes(checkpoint).as_dict() | change))
     with pytest.raises(ValueError, match=r"magnitudes\.json holds no magnitudes, as dasc observe writes them"):
         UnitMagnitudes.load(path)
 
@@ -106,7 +103,7 @@ def test_a_file_without_the_fields_is_refused(tmp_path: Path, text: str):
 
 
 def test_those_of_another_model_are_refused(checkpoint: Checkpoint):
-    magnitudes = drawn(checkpoint)
+    magnitudes = seeded_magnitudes(checkpoint)
     other = dataclasses.replace(magnitudes, fingerprint=f"sha256:{'0' * 64}")
     smaller = dataclasses.replace(magnitudes, values=magnitudes.values[:, :-1])
     for wrong, message in (
@@ -120,7 +117,7 @@ def test_those_of_another_model_are_refused(checkpoint: Checkpoint):
 
 
 def test_a_plan_keeps_as_many_units_as_the_cutoff_and_the_largest(checkpoint: Checkpoint):
-    magnitudes = drawn(checkpoint)
+    magnitudes = seeded_magnitudes(checkpoint)
     plain, plan = (build_plan(checkpoint, W_MAX, ranks=(1, 2), magnitudes=m) for m in (None, magnitudes))
     assert torch.equal(plan.mask, select_largest(magnitudes.values, int(plain.mask.sum())))
     assert not torch.equal(plan.mask, plain.mask)
@@ -133,7 +130,7 @@ def test_a_plan_keeps_as_many_units_as_the_cutoff_and_the_largest(checkpoint: Ch
 
 
 def test_the_summary_is_of_the_plan(checkpoint: Checkpoint):
-    magnitudes = drawn(checkpoint)
+    magnitudes = seeded_magnitudes(checkpoint)
     plan = build_plan(checkpoint, W_MAX, ranks=(2,), mode="storage", magnitudes=magnitudes)
     [window] = summarise(checkpoint, [W_MAX], ranks=(2,), magnitudes=magnitudes).windows
     assert window.units_kept == int(plan.mask.sum())

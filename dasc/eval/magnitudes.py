@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import dasc.fast
 from dasc.eval.horizons import Prefix
-from dasc.eval.horizons.measure import observe
-from dasc.eval.provenance import described
-from dasc.eval.unit_file import UnitFile
+from dasc.eval.horizons.running import run_prefixes
+from dasc.eval.states import Prefixes
 from dasc.magnitudes import UnitMagnitudes
 from dasc.models import read_checkpoint
-from dasc.models.hybrid import HybridModel, load_hybrid
+from dasc.models.hybrid import HybridModel
+from dasc.reference import state_magnitude
 
 
 def measure_magnitudes(
@@ -43,16 +40,17 @@ def measure_magnitudes(
     """
     if not prefixes:
         raise ValueError("prefixes must be at least one, got none")
-    checkpoint = read_checkpoint(folder)
-    config, weights = load_hybrid(folder)
-    model = HybridModel(config, weights, dasc.fast)
-    tokens = json.dumps([prefix.tokens for prefix in prefixes])
-    everything = described(folder, {"source": source, "prefixes_sha256": hashlib.sha256(tokens.encode()).hexdigest()})
-    units = UnitFile(units_path, everything)
-    found = []
-    for number, prefix in enumerate(prefixes):
-        found.append(units.get(str(number), lambda tokens=prefix.tokens: observe(model, tokens)[1].tolist()))  # type: ignore[misc]
-        progress(f"{len(prefix.tokens)} tokens")
+    everything, found = run_prefixes(
+        folder, prefixes, _magnitudes, {"source": source}, units_path=units_path, progress=progress
+    )
     values = torch.tensor(found, dtype=torch.float64).square().mean(dim=0).sqrt()
     listed = [{"source": p.source, "tokens": len(p.tokens)} for p in prefixes]
-    return UnitMagnitudes(values, checkpoint.gate.fingerprint(), {**everything, "prefixes": listed})
+    return UnitMagnitudes(values, read_checkpoint(folder).gate.fingerprint(), {**everything, "prefixes": listed})
+
+
+def _magnitudes(model: HybridModel, tokens: Sequence[int]) -> list[list[float]]:
+    """``M_S`` after the tokens, ``[L, U]``."""
+    plain: list[list[float]] = state_magnitude(
+        Prefixes.of(model, [tokens]).temporal[:, 0], model.config.geometry.kind
+    ).tolist()
+    return plain

@@ -39,8 +39,7 @@ class TaskSettings:
         if not self.tasks:
             raise ValueError(f"tasks must be of {', '.join(TASKS)}, got none")
         for task in self.tasks:
-            if task not in TASKS:
-                raise ValueError(f"tasks must be of {', '.join(TASKS)}, got {task!r}")
+            check_task(task)
             if self.length < SHORTEST[task]:
                 raise ValueError(
                     f"length must be at least {SHORTEST[task]} tokens for task {task!r}, got {self.length}"
@@ -52,6 +51,16 @@ class TaskSettings:
     def examples(self, task: str) -> list[Example]:
         """Of one task."""
         return examples(task, self.length, self.count, self.seed)
+
+
+def check_task(name: str) -> None:
+    """Raise unless there is a task of this name.
+
+    Raises:
+        ValueError: naming those that there are.
+    """
+    if name not in TASKS:
+        raise ValueError(f"tasks must be of {', '.join(TASKS)}, got {name!r}")
 
 
 def fitting_tasks(length: int) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 import dasc.reference
 from dasc.geometry import DtypePolicy
-from dasc.models.hybrid import Batch, HybridModel, KVPool, SequenceInput, StatePool, random_hybrid
+from dasc.models.hybrid import Batch, HybridConfig, HybridModel, KVPool, SequenceInput, StatePool, random_hybrid
 from dasc.models.hybrid.attention import attend
 from dasc.models.hybrid.batch import pack
 from dasc.models.hybrid.model import Block
@@ -22,6 +22,13 @@ MODELS = (*KINDS, ("olmo", "softplus"))
 F64 = DtypePolicy(temporal=torch.float64, conv=torch.float64)
 
 
+def random_of(kind: str, gate: str, **options) -> tuple[HybridConfig, dict[str, Tensor]]:
+    """``random_hybrid`` of a kind of :data:`MODELS`. OLMo-Hybrid has no experts."""
+    if kind == "olmo":
+        kind, options = "gdn", {**options, "family": "olmo_hybrid", "num_experts": 0}
+    return random_hybrid(kind, gate, **options)
+
+
 @cache
 def tiny_model(
     kind: str = "gdn",
@@ -32,22 +39,18 @@ def tiny_model(
     dtype: torch.dtype = torch.float64,
 ) -> HybridModel:
     """Four blocks; a period of 2 ends on attention, one of 3 on a recurrent layer."""
-    olmo = kind == "olmo"
-    if olmo:
-        kind, num_experts = "gdn", 0
-    config, weights = random_hybrid(
+    config, weights = random_of(
         kind,
         gate,
-        family="olmo_hybrid" if olmo else None,
         seed=3,
         vocab_size=VOCAB,
         hidden_size=32,
         num_blocks=4,
         attention_period=attention_period,
-        num_value_heads=4 if kind == "gdn" else 2,
+        num_value_heads=2 if kind == "kda" else 4,
         num_key_heads=2,
         head_v_dim=8,
-        head_k_dim=4 if kind == "gdn" else 8,
+        head_k_dim=8 if kind == "kda" else 4,
         num_experts=num_experts,
         horizons_tokens=(2.0, 500.0),
     )

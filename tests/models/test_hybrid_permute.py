@@ -12,11 +12,20 @@ import dasc.reference
 from dasc.geometry import DtypePolicy, StateGeometry
 from dasc.layout import RaggedLayout, shard_mask
 from dasc.models import read_checkpoint
-from dasc.models.hybrid import Batch, HybridConfig, HybridModel, SequenceInput, permute_weights, random_hybrid
+from dasc.models.hybrid import Batch, HybridConfig, HybridModel, SequenceInput, permute_weights
 from dasc.models.hybrid.files import save_hybrid
 from dasc.placement import Placement, inverse_order, key_head_order, permute_heads
 from tests.masks import seeded_mask
-from tests.models.hybrid_runs import F64, VOCAB, assert_close, conversations, isolated, nan_pools, random_tokens
+from tests.models.hybrid_runs import (
+    F64,
+    VOCAB,
+    assert_close,
+    conversations,
+    isolated,
+    nan_pools,
+    random_of,
+    random_tokens,
+)
 
 # (kind, gate, value heads, key heads): 1, 2 and 4 value heads a key head
 MODELS = (
@@ -34,10 +43,8 @@ EXACT = 1e-12
 def build(model: tuple[str, str, int, int], **options) -> tuple[HybridConfig, dict[str, Tensor]]:
     """Weights are random, so each head's keys are its own."""
     kind, gate, value_heads, key_heads = model
-    if kind == "olmo":
-        kind, options = "gdn", {**options, "family": "olmo_hybrid", "num_experts": 0}
-    sizes = {"head_v_dim": 8, "head_k_dim": 4 if kind == "gdn" else 8, "num_blocks": 5, "attention_period": 3}
-    return random_hybrid(
+    sizes = {"head_v_dim": 8, "head_k_dim": 8 if kind == "kda" else 4, "num_blocks": 5, "attention_period": 3}
+    return random_of(
         kind,
         gate,
         seed=5,
@@ -193,8 +200,7 @@ def test_permuting_moves_entries_only_and_the_inverse_order_brings_them_back(mod
     permuted = permute_weights(config, weights, placement)
     assert permuted.keys() == weights.keys()
     moved = {name for name in weights if permuted[name] is not weights[name]}
-    of_a_layer = {"qwen3_next": 6, "olmo_hybrid": 12}.get(config.geometry.family, 12)
-    assert len(moved) == config.geometry.num_layers * of_a_layer
+    assert len(moved) == config.geometry.num_layers * (6 if config.geometry.family == "qwen3_next" else 12)
     assert not any(shared in name for name in moved for shared in ("norm", "f_a_proj", "g_a_proj"))
     for name in moved:
         assert permuted[name].shape == weights[name].shape

@@ -10,6 +10,7 @@ from dasc.models.hybrid import Batch, HybridModel, SequenceInput, random_hybrid
 from dasc.models.train.delta_rule import BLOCK, delta_rule
 from dasc.models.train.forward import OtherStates, logits
 from tests.inputs import DeltaRuleCase, delta_rule_cases
+from tests.models.hybrid_runs import MODELS, random_of
 
 FP64 = DtypePolicy(temporal=torch.float64, conv=torch.float64)
 
@@ -64,13 +65,9 @@ def test_other_lengths_are_refused():
         delta_rule(**case.build())
 
 
-@pytest.mark.parametrize(
-    ("kind", "gate", "family"),
-    [("gdn", "softplus", None), ("gdn", "softplus", "olmo_hybrid"), ("kda", "softplus", None), ("kda", "safe", None)],
-)
-def test_logits_are_those_of_the_served_model(kind: str, gate: str, family: str | None):
-    key_heads = 2 if kind == "gdn" else None
-    config, weights = random_hybrid(kind, gate, num_value_heads=4, num_key_heads=key_heads, family=family)
+@pytest.mark.parametrize(("kind", "gate"), MODELS)
+def test_logits_are_those_of_the_served_model(kind: str, gate: str):
+    config, weights = random_of(kind, gate, num_value_heads=4, num_key_heads=None if kind == "kda" else 2)
     weights = {name: weight.double() for name, weight in weights.items()}
     tokens = torch.randint(config.vocab_size, (2, 37), generator=torch.Generator().manual_seed(3))
     model = HybridModel(config, weights, reference, dtype=torch.float64)

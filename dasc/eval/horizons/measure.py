@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,15 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import dasc.fast
 from dasc.eval.horizons.prefixes import Prefix
+from dasc.eval.horizons.running import run_prefixes
 from dasc.eval.profile import quantiles
-from dasc.eval.provenance import described
 from dasc.eval.states import Prefixes
 from dasc.eval.states.recording import RecordingOps
-from dasc.eval.unit_file import UnitFile
 from dasc.models import read_checkpoint
-from dasc.models.hybrid import HybridModel, load_hybrid
+from dasc.models.hybrid import HybridModel
 from dasc.reference import (
     MedianIQR,
     calibrate_gate_input,
@@ -158,25 +154,17 @@ def measure_horizons(
     checkpoint = read_checkpoint(folder)
     gate_input = checkpoint.gate_input(settings.gate_input)
     static = static_horizons(checkpoint.gate, gate_input, settings.epsilon)
-    config, weights = load_hybrid(folder)
-    model = HybridModel(config, weights, dasc.fast)
-    tokens = json.dumps([prefix.tokens for prefix in prefixes])
     in_force = {
         "gate_input": gate_input,
         "epsilon": settings.epsilon,
         "gate_inputs": list(GATE_INPUTS),
         "source": source,
-        "prefixes_sha256": hashlib.sha256(tokens.encode()).hexdigest(),
     }
-    everything = described(folder, in_force)
     listed = tuple(
         {"source": p.source, "target": p.target, "tokens": len(p.tokens), "available": p.available} for p in prefixes
     )
-    units = UnitFile(units_path, everything)
-    observed = []
-    for number, prefix in enumerate(prefixes):
-        observed.append(units.get(str(number), partial(_observe_plain, model, prefix.tokens, settings.epsilon)))
-        progress(f"{len(prefix.tokens)} tokens")
+    seen = partial(_observe_plain, epsilon=settings.epsilon)
+    everything, observed = run_prefixes(folder, prefixes, seen, in_force, units_path=units_path, progress=progress)
     empirical, magnitude = (torch.tensor([unit[i] for unit in observed], dtype=torch.float64) for i in (0, 1))
     calibration = calibrate_gate_input(checkpoint.gate, empirical, GATE_INPUTS, settings.epsilon)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dasc.eval.task_runs import fitting_tasks
+from dasc.eval.task_runs import check_task, fitting_tasks
 from dasc.models.tasks import SHORTEST, TASKS
 from dasc.models.train.evaluate import examples
 
@@ -44,9 +44,8 @@ def task_prefixes(
     Raises:
         ValueError: for a target that none of the tasks fits in, or an unknown task.
     """
-    unknown = sorted(set(tasks or ()) - set(TASKS))
-    if unknown:
-        raise ValueError(f"tasks must be of {', '.join(TASKS)}, got {unknown[0]!r}")
+    for name in tasks or ():
+        check_task(name)
     prefixes: list[Prefix] = []
     for target in targets:
         names = [name for name in fitting_tasks(target) if tasks is None or name in tasks]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dasc.eval.items.item import Ask, Item
-from dasc.models.tasks import SHORTEST, TASKS, Example
+from dasc.eval.task_runs import check_task
+from dasc.models.tasks import SHORTEST, Example
 from dasc.models.train.evaluate import examples
 
 
@@ -46,8 +47,7 @@ def task_items(names: Sequence[str], *, length: int, count: int, seed: int = 0, 
     """
     items = []
     for name in names:
-        if name not in TASKS:
-            raise ValueError(f"tasks must be of {', '.join(TASKS)}, got {name!r}")
+        check_task(name)
         if length < SHORTEST[name]:
             raise ValueError(f"length must be >= {SHORTEST[name]} tokens for task {name!r}, got {length}")
         drawn = examples(name, length, count, seed)

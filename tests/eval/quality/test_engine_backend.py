@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-import torch
 
 import dasc.fast
 from dasc.eval.items import Ask, Item
@@ -13,8 +12,8 @@ from dasc.eval.quality.arms import METHODS, ArmSpec, selects
 from dasc.eval.quality.backend import Query, Reply, Residency
 from dasc.eval.quality.engine_backend import EngineBackend, EngineLimits, as_text, kv_tokens
 from dasc.eval.quality.protocol import make_blocks
-from dasc.magnitudes import UnitMagnitudes
 from tests.eval.replay_runs import tiny_served
+from tests.masks import seeded_magnitudes
 
 SLOTS = 6
 PROMPTS = [tuple(np.random.default_rng(seed).integers(0, 256, 40).tolist()) for seed in range(5)]
@@ -23,11 +22,7 @@ ARMS = [ArmSpec(m, 16 if selects(m) else None, 1234 if m == "random" else None) 
 
 def backend(spec: ArmSpec, *, slots: int = SLOTS, server_limit: int = 3, kind: str = "kda") -> EngineBackend:
     served = tiny_served(kind, dasc.fast)
-    geometry = served.checkpoint.geometry
-    generator = torch.Generator().manual_seed(0)
-    values = torch.rand(geometry.num_layers, geometry.units_per_layer, generator=generator, dtype=torch.float64)
-    magnitudes = UnitMagnitudes(values, served.checkpoint.gate.fingerprint(), {})
-    served = dataclasses.replace(served, magnitudes=magnitudes)
+    served = dataclasses.replace(served, magnitudes=seeded_magnitudes(served.checkpoint))
     limits = EngineLimits(server_limit=server_limit, prefill_tokens=64)
     return EngineBackend(served, spec, limits, slots=slots, kv_tokens=1000)
 
